@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`why_alive`: shortest chains of references from roots to an object."""
+"""`why_alive`: the shortest reference chains from roots to an object."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from neutracer.units import format_count
 
 # ---- Roots -------------------------------------------------------------------------------
 
-# Ways through the object graph in a reader's words.
-#
-# An instance's dict, a closure's tuple and its cells are how Python holds an attribute or a
-# variable; to a reader each is one step: `function → __closure__ → [0] → cell_contents` is
+# Python's internal steps are merged: `function → __closure__ → [0] → cell_contents` is shown as
 # `function → closure x`.
 
 #: Frames of these files are neutracer's own.
@@ -32,30 +29,20 @@ OWN_FILES = os.path.dirname(os.path.dirname(read_autograd.__code__.co_filename))
 
 _SUSPENDED = ("gi_frame", "cr_frame", "ag_frame")
 
-# A chain shows so many steps from its beginning and from its end.
+# Steps of a chain that are shown from its beginning and from its end.
 _CHAIN_ENDS = (7, 4)
 
 
 @dataclass(frozen=True)
 class Way:
-    """Nodes, each with a reference to the next.
-
-    Attributes:
-        nodes: The nodes in order.
-        edges: The references in order; a closed way's last leads back to the first node.
-    """
+    """Nodes, each with an edge to the next; a closed way's last edge leads to the first node."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
 
     @property
-    def closed(self) -> bool:
-        """Whether the way leads back to where it began."""
-        return len(self.edges) == len(self.nodes)
-
-    @property
     def chain(self) -> str:
-        """The way in one line: "module train → TRAINER → .model → ['weight']"."""
+        """One line: "module train → TRAINER → .model → ['weight']"."""
         parts = [_beginning(self.nodes[0])]
         for edge in self.edges:
             label = self.nodes[edge.target].label
@@ -71,7 +58,7 @@ class Way:
 
     @property
     def round_trip(self) -> str:
-        """A closed way in one line: "Tensor.grad → Tensor.grad_fn → … → Tensor"."""
+        """A closed way: "Tensor.grad → Tensor.grad_fn → … → Tensor"."""
         parts = [reference_text(self.nodes, edge) for edge in self.edges]
         head, tail = _CHAIN_ENDS
         if len(parts) > head + tail + 1:
@@ -81,21 +68,19 @@ class Way:
 
 @dataclass(frozen=True)
 class Found:
-    """What keeps an object.
+    """The result of one search for an object's holders.
 
     Attributes:
         target: The object.
-        ways: The shortest ways to it, the shortest first.
-        loose: The ways begin at objects that something unknown holds, because no module,
-            thread or frame leads to the object.
-        referrers: References to it that the walk shows, including those from dead objects.
+        ways: The shortest ways to it, shortest first.
+        loose: True if no module, thread or frame leads to the object: the ways then begin at
+            objects with an unknown holder.
+        referrers: References found by the walk, including those from dead objects.
         unexplained: References that neither Python nor autograd accounts for, less those that
             may belong to the call itself.
-        native: References of a tensor's that C++ holds besides these.
-        objects: Objects that were looked at.
-        unread: Saved values that this torch doesn't show without running hooks.
-        unfollowed: Nodes and tensors of a graph of more than 20,000 nodes that were not
-            looked at.
+        native: Further references that C++ holds on a tensor.
+        objects: Objects inspected.
+        unfollowed: Nodes and tensors beyond the first 20,000 nodes of a graph.
     """
 
     target: Node
@@ -105,29 +90,25 @@ class Found:
     unexplained: int
     native: int
     objects: int
-    unread: int
     unfollowed: int
 
 
 def find_ways(target: list[Any], most: int) -> Found | None:
-    """The shortest ways to the one object in a list.
+    """The shortest ways to an object; None if no object tracked by the collector leads to it.
 
     Args:
-        target: A list that holds the object and nothing else; it does not count as a way.
-            The caller keeps no other reference.
-        most: How many ways at most.
-
-    Returns:
-        The findings; None if no object that the collector tracks leads to it.
+        target: A list with the object as its only item and the caller's only reference; the
+            list does not count as a way.
+        most: The most ways to return.
 
     Raises:
-        UnavailableError: A memory layout is not known.
+        UnavailableError: A memory layout is unknown.
     """
     links = read_autograd()
     found = core.alive_ways(
         target, links.objects, links.kinds, links.links, links.names, OWN_FILES, most
     )
-    unread, unfollowed = links.unread, links.unfollowed
+    unfollowed = links.unfollowed
     del links
     if not found["walked"]:
         return None
@@ -139,13 +120,12 @@ def find_ways(target: list[Any], most: int) -> Found | None:
         unexplained=max(0, found["python"] - found["call"]),
         native=found["native"],
         objects=found["objects"],
-        unread=unread,
         unfollowed=unfollowed,
     )
 
 
 def way_from_core(plain: Mapping[str, Any]) -> Way:
-    """A way from the core's description; steps that a reader sees as one are joined."""
+    """Build a way from the core's description, with Python's internal steps merged."""
     nodes = [node_from_core(at, row, {}) for at, row in enumerate(plain["nodes"])]
     threads = _thread_names(set(plain["threads"]) - {0})
     nodes = [
@@ -169,7 +149,7 @@ def way_from_core(plain: Mapping[str, Any]) -> Way:
 
 
 def _step(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[int, Edge]:
-    """How many raw references make the next step, and its text."""
+    """The number of raw references in the next step, and their merged edge."""
     kinds = tuple(edge.kind for edge in edges)
     first = edges[0]
     if kinds[:2] == ("instance_dict", "value"):
@@ -180,7 +160,7 @@ def _step(nodes: Sequence[Node], edges: Sequence[Edge]) -> tuple[int, Edge]:
         kind = {"module": "global", "type": "class"}.get(holder, "attribute")
         return 2, replace(first, name=name, kind=kind)
     if kinds[:2] == ("field", "value") and first.name == "f_locals":
-        # A class's body, and what exec runs, has its variables in a dict.
+        # The variables of a class body or of exec() are in a dict.
         return 2, replace(first, name=edges[1].name.strip("'"), kind="local")
     if kinds == ("closure", "item", "cell"):
         return 3, replace(first, name=edges[2].name, kind="closure_variable")
@@ -201,7 +181,6 @@ def _named_root(node: Node, thread: str) -> Node:
 
 
 def _thread_names(idents: set[int]) -> dict[int, str]:
-    """Names of threads by ident; without the main thread's, which needs no name."""
     threading = sys.modules.get("threading")
     active = getattr(threading, "_active", {}) if idents else {}
     main = getattr(getattr(threading, "_main_thread", None), "ident", None)
@@ -222,31 +201,28 @@ def _beginning(node: Node) -> str:
 
 # ---- Alive -------------------------------------------------------------------------------
 
-# Why is this object alive? Who leads to it, and which reference should go?
-
 _MOST_PATHS = 100
 
-# Ways through the namespace of a running function say nothing that its module does not.
+# Extra ways to fetch: those through a running function's globals repeat its module's.
 _SPARE_WAYS = 4
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AliveReport(Report):
-    """What keeps an object alive, the shortest chains first.
+    """The reference chains that keep an object alive, shortest first.
 
     Attributes:
         target: The object, in a few words.
-        bytes: Bytes of its storage, where it is a tensor.
-        chains: The chains from a module, thread or frame to the object, in words. Where
-            none of these leads to it, from what something unknown holds.
+        bytes: Storage bytes of a tensor; else 0.
+        chains: The chains in words, from a module, thread or frame, or else from an object
+            with an unknown holder.
         reachable: True if a module, a thread or a running frame leads to the object.
         unexplained_references: References that neither Python nor autograd accounts for:
             C code, a running function's temporary value, or a call's argument.
-        cxx_references: Of a tensor, those that C++ holds and that autograd, as far as
-            Python can see it, does not account for.
-        objects: Objects that were looked at.
-        unfollowed: Nodes and tensors of an autograd graph of more than 20,000 nodes that
-            were not looked at; a chain through one of these is missed.
+        cxx_references: References to a tensor in C++ beyond those of the visible autograd graph.
+        objects: Objects inspected.
+        unfollowed: Nodes and tensors beyond the first 20,000 nodes of an autograd graph;
+            chains through these are missed.
         graph: The chains as one graph that can be drawn.
     """
 
@@ -266,45 +242,44 @@ class AliveReport(Report):
         """The report as a page."""
         facts = (
             format_count(len(self.chains), "chain") if self.reachable else "nothing leads to it",
-            f"{format_count(self.objects, 'object')} looked at",
+            f"{format_count(self.objects, 'object')} inspected",
         )
         blocks: tuple[Block, ...] = self.finding_blocks()
         if not blocks:
             blocks = (
                 Paragraph(
-                    "No object that the collector tracks refers to it, and no other "
-                    "reference is known: it is freed when you drop yours."
+                    "No object tracked by the collector refers to it, and no other reference "
+                    "is known: it is freed when you drop yours."
                 ),
             )
         if self.unfollowed:
             blocks += (
                 Paragraph(
-                    f"The autograd graph is large: {format_count(self.unfollowed, 'object')} in "
-                    "it, and what they lead to, were not looked at."
+                    f"The autograd graph is large: {format_count(self.unfollowed, 'object')} "
+                    "and everything beyond were not inspected."
                 ),
             )
         return Document(f"Why {self.target} is alive", facts, blocks, more="all of them: .chains")
 
 
 def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
-    """Find what keeps an object alive.
+    """Find the references that keep an object alive.
 
-    The whole heap is walked in C, with the GIL held: some 0.3 microseconds an object.
-    What autograd holds counts too, so a tensor that only a graph keeps is found. Chains begin
-    at modules, at threads, and at the variables of running functions; the call itself is none
-    of them. The caller's own variable is.
+    The whole heap is walked in C with the GIL held, some 0.3 microseconds per object, and
+    autograd's references are included. Chains begin at modules, at threads, and at the variables
+    of running functions, the caller's included; the call itself does not count.
 
     Args:
         obj: The object.
-        max_paths: How many chains at most, 1 to 100. No two of them come from the same
-            last referrer, unless there is only one.
+        max_paths: The most chains, 1 to 100. They end in different referrers unless there is
+            only one.
 
     Returns:
-        The chains, the shortest first. Nothing in it refers to an object of the program.
+        The chains, shortest first. The report refers to no object of the program.
 
     Raises:
         ValueError: max_paths is out of range.
-        UnavailableError: A memory layout is not known.
+        UnavailableError: A memory layout is unknown.
 
     Example:
         >>> cache = {"last": [object()]}
@@ -316,7 +291,7 @@ def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
     max_paths = whole_number("max_paths", max_paths)
     if not 1 <= max_paths <= _MOST_PATHS:
         raise ValueError(f"max_paths is {max_paths}: it must be 1 to {_MOST_PATHS}")
-    # A list of its own, so that no variable of this call holds the object.
+    # The list keeps the object out of this call's variables.
     target = [obj]
     del obj
     found = find_ways(target, max_paths + _SPARE_WAYS)
@@ -389,14 +364,13 @@ def _unheld(way: Way) -> str:
 
 
 def _loose_findings(found: Found, ways: Sequence[Way]) -> list[Finding]:
-    """Where no module and no frame leads to the object."""
     if ways:
         return [
             Finding(
                 "held_by_native_code",
                 Severity.INFO,
                 found.target.bytes,
-                f"held through {way.nodes[0].label}, which no module, thread or frame leads to",
+                f"held through {way.nodes[0].label}; no module, thread or frame leads to it",
                 (Note(_unheld(way)),),
                 (Note("look for the extension, iterator or callback that received it"),),
             )
@@ -426,11 +400,11 @@ def _garbage_finding(found: Found) -> Finding:
         Severity.INFO,
         found.target.bytes,
         "held only by garbage that waits for the collector",
-        (Note("What refers to it is part of an unreachable cycle, or hangs on one."),),
+        (Note("Its referrers are in an unreachable cycle, or reachable only from one."),),
         (
             Note(
                 "neutracer.find_tensor_cycles() names the cycle; if it goes through the "
-                "autograd graph, find_autograd_cycles() says whether it can be freed at all"
+                "autograd graph, find_autograd_cycles() reports whether it can ever be freed"
             ),
         ),
     )
@@ -452,7 +426,7 @@ def _native_finding(found: Found) -> Finding:
     )
 
 
-# ---- advice ------------------------------------------------------------------------------
+# ---- Advice ------------------------------------------------------------------------------
 
 _OUTPUTS = {"Out", "_oh", "_", "__", "___"}
 _LAST = {"last_exc", "last_value", "last_traceback", "last_type"}
@@ -476,27 +450,27 @@ def _notebook_advice(way: Way, first: Edge) -> str:
     module = way.nodes[0].label.removeprefix("module ")
     output = first.name in _OUTPUTS or (first.name[:1] == "_" and first.name[1:].isdecimal())
     if (module == "__main__" and output) or (module == "sys" and first.name in _LAST):
-        return "neutracer.release_holders() lets go of it"
+        return "call neutracer.release_holders()"
     return ""
 
 
 def _edge_advice(way: Way, edge: Edge) -> str:
-    """Advice on special kinds of holders; it names the first such one on the way."""
+    """Advice on a special kind of holder, or ""."""
     source, target = way.nodes[edge.source], way.nodes[edge.target]
     if source.type.endswith("_lru_cache_wrapper"):
         return f"call cache_clear() on {source.label}, or don't cache large objects"
     if edge.kind == "exception" or target.kind in ("traceback", "exception"):
         return (
-            "the exception keeps the variables of its frames: let go of the exception, or "
-            "call traceback.clear_frames(error.__traceback__)"
+            "the exception keeps the variables of its frames: drop the exception, or call "
+            "traceback.clear_frames(error.__traceback__)"
         )
     if edge.kind == "autograd":
         if edge.name in ("._backward_hooks", "._post_accumulate_grad_hooks"):
             return "remove the hook by its handle when it is no longer needed"
         if edge.name == "._base":
-            return "it is the base of a view: clone() the view and let go of it"
+            return "it is the base of a view: clone() the view and drop the view"
         if edge.name == ".grad":
-            return "zero_grad(set_to_none=True), or x.grad = None, lets go of a gradient"
+            return "free the gradient with zero_grad(set_to_none=True) or x.grad = None"
         return (
             "the graph keeps it for backward: keep loss.detach() or loss.item() instead of "
             "the loss, or run backward without retain_graph"
@@ -512,7 +486,7 @@ def _root_advice(way: Way) -> str:
     if root.kind == "root" and root.label.startswith("frame of "):
         return f"`del {first.name}` there when finished, or let the function end"
     if root.kind == "root":
-        return f"the thread keeps it ({first.name}) until the thread ends"
+        return f"the thread keeps it in {first.name} until the thread ends"
     if not first.name:
         return f"{root.label} keeps it in C code"
     held = f"{root.label.removeprefix('module ')}.{first.name}"
@@ -525,15 +499,15 @@ def _root_advice(way: Way) -> str:
     return f"`del {first.name}` in {root.label}, or set it to None when finished"
 
 
-# ---- the picture -------------------------------------------------------------------------
+# ---- Picture -----------------------------------------------------------------------------
 
 
 def _graph(ways: Sequence[Way], title: str) -> ObjectGraph:
-    """The chains as one graph; equal beginnings and the common end are drawn once."""
+    """The chains as one graph, with common beginnings and the target drawn once."""
     nodes: list[Node] = []
     edges: list[Edge] = []
     known: dict[tuple[Any, ...], int] = {}
-    seen: set[tuple[int, int, str]] = set()
+    drawn: set[tuple[int, int, str]] = set()
     for way in ways:
         numbers: list[int] = []
         trail: tuple[Any, ...] = ()
@@ -547,7 +521,7 @@ def _graph(ways: Sequence[Way], title: str) -> ObjectGraph:
             numbers.append(known[key])
         for edge in way.edges:
             source, target = numbers[edge.source], numbers[edge.target]
-            if (source, target, edge.name) not in seen:
-                seen.add((source, target, edge.name))
+            if (source, target, edge.name) not in drawn:
+                drawn.add((source, target, edge.name))
                 edges.append(replace(edge, source=source, target=target))
     return ObjectGraph(tuple(nodes), tuple(edges), title)

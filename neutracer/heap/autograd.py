@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The references that only C++ knows: what PyTorch's autograd graph holds.
+"""References held by PyTorch's autograd graph in C++, invisible to the garbage collector.
 
-The garbage collector sees none of them. This reads them through the descriptors of torch's
-own base classes, and so runs no subclass, mode or hook of the program: `.grad`, `.grad_fn`,
-`._base` and hooks of a tensor; `next_functions`, the leaf of an `AccumulateGrad`, and what
-was saved for backward, packed or not, without unpacking it.
+They are read through the descriptors of torch's base classes, so that no subclass, mode or hook
+of the program runs: `.grad`, `.grad_fn`, `._base` and hooks of a tensor; `next_functions`, the
+leaf of an `AccumulateGrad`, and saved values, packed or not, without unpacking them.
 
 Example:
     >>> import torch
@@ -31,30 +30,29 @@ from neutracer.errors import UnavailableError
 
 _OTHER, _NODE, _TENSOR = 0, 1, 2
 
-# A node that was read keeps its Python object, and torch frees a chain of such nodes by
-# recursion, with some 190 bytes of stack a node: 43,000 overflow 8 MiB. One reading takes
-# so many at most, and none where so many have an object already.
+# Reading a node gives it a Python object, and torch frees a chain of such nodes by recursion,
+# some 190 bytes of stack per node: 43,000 overflow 8 MiB. Limits: nodes read per call, and nodes
+# with an object above which no more are read.
 _MOST_NODES = 20_000
 _MOST_OBJECTS = 32_000
 
-# type's own descriptors: a metaclass of the program is not asked.
+# type's own descriptors, which bypass the program's metaclasses.
 _MRO = type.__dict__["__mro__"].__get__
 _DICT = type.__dict__["__dict__"].__get__
 
 
 @dataclass(frozen=True)
 class AutogradLinks:
-    """References as the core takes them. It keeps its objects alive: drop it soon.
+    """Autograd's references, in the core's form. It keeps its objects alive: drop it soon.
 
     Attributes:
-        objects: What takes part, each once.
-        kinds: A byte an object: 1 for a node of PyTorch's graph, 2 for a tensor.
-        links: Three numbers a reference: positions of source and target in `objects`, and
+        objects: The objects, each once.
+        kinds: One byte per object: 1 for a node of PyTorch's graph, 2 for a tensor.
+        links: Three numbers per reference: positions of source and target in `objects`, and
             of the name in `names`.
-        names: The names: ".grad_fn".
-        unread: How many saved values this torch doesn't show without running hooks.
-        unfollowed: How many nodes and tensors it skipped because the graph is too large;
-            what they lead to is not known.
+        names: Names of references: ".grad_fn".
+        unread: Saved values that this torch can't show without running hooks.
+        unfollowed: Nodes and tensors that were not followed because the graph is too large.
     """
 
     objects: list[Any]
@@ -66,24 +64,20 @@ class AutogradLinks:
 
 
 def read_autograd() -> AutogradLinks:
-    """Read what autograd holds, from all tensors that Python has.
+    """Read autograd's references, from all of Python's tensors; none without torch.
 
-    It runs no code of the program, unpacks nothing, and allocates nothing on a device. A
-    tensor that C++ saved and Python never saw becomes an object of Python, some 100 bytes
-    that live as long as the tensor; so does a node of the graph. It follows at most 20,000
-    nodes of a graph.
-
-    Returns:
-        The references; none where torch is not imported.
+    It runs no code of the program, unpacks nothing, and allocates nothing on a device. Nodes
+    and saved tensors without a Python object get one, of some 100 bytes, for as long as they
+    live. It follows at most 20,000 nodes of a graph.
 
     Raises:
-        UnavailableError: A memory layout is not known.
+        UnavailableError: A memory layout is unknown.
     """
     torch = sys.modules.get("torch")
     tensor_base = getattr(getattr(torch, "_C", None), "TensorBase", None)
     if tensor_base is None or not hasattr(torch, "Tensor"):
         return AutogradLinks([], b"", array("I"), (), 0)
-    with _nobody_called(torch):
+    with _without_overrides(torch):
         _learn_hooks(torch)
         reader = _Reader(tensor_base)
         reader.run()
@@ -98,8 +92,7 @@ def read_autograd() -> AutogradLinks:
 
 
 @contextlib.contextmanager
-def _nobody_called(torch: Any) -> Iterator[None]:
-    """No `__torch_function__`, no `__torch_dispatch__` and no mode of either is called."""
+def _without_overrides(torch: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in ("DisableTorchFunction", "_DisableTorchDispatch"):
             guard = getattr(torch._C, name, None)
@@ -110,7 +103,7 @@ def _nobody_called(torch: Any) -> Iterator[None]:
 
 @functools.cache
 def _learn_hooks(torch: Any) -> None:
-    """Teach the core where a node keeps its hooks; without it they are not seen."""
+    """Teach the core where a node keeps its hooks; otherwise they are missed."""
     with torch.enable_grad(), torch.inference_mode(False):
         leaf = torch.zeros(1, device="cpu", requires_grad=True)
         made = leaf * leaf
@@ -127,11 +120,11 @@ def _learn_hooks(torch: Any) -> None:
 
 
 def _no_hook(*_: object) -> None:
-    """Never called: no backward pass runs through the node that it is put on."""
+    """Never called: its node takes part in no backward pass."""
 
 
 class _Reader:
-    """Follows the references, object after object; the list of objects is its queue."""
+    """Follows references breadth first; the list of objects is the queue."""
 
     def __init__(self, tensor_base: type) -> None:
         self.objects: list[Any] = core.heap_tensors()
@@ -181,7 +174,7 @@ class _Reader:
                 self._link(at, value, name)
         if not self._requires_grad(tensor):
             return
-        # Asked of another tensor, .grad warns, and a warning runs the program's filters.
+        # On other tensors .grad warns, which runs the program's filters.
         if self._is_leaf(tensor) or self._retains(tensor):
             grad = self._grad(tensor)
             if grad is not None:
@@ -231,14 +224,11 @@ class _Reader:
             self._link(at, data, name)
 
 
-# The fields of a tensor that are read.
 _TENSOR_FIELDS = (
     *("_base", "_backward_hooks", "_post_accumulate_grad_hooks"),
     *("requires_grad", "grad_fn", "grad", "is_leaf", "retains_grad"),
 )
 
-
-# The lists of hooks that a node has.
 _HOOKS = (".pre_hooks", ".post_hooks", ".tensor_hooks")
 
 
@@ -250,7 +240,7 @@ class _NodeType:
 
 
 def _getter(cls: type, name: str) -> Callable[[Any], Any]:
-    """Reads a field that torch itself defines; None for an object that can't say."""
+    """A reader of a field that torch defines; it returns None for a broken object."""
     descriptor = _DICT(cls).get(name)
     if type(descriptor) is not GetSetDescriptorType:
         return lambda _: None
@@ -266,7 +256,7 @@ def _getter(cls: type, name: str) -> Callable[[Any], Any]:
 
 
 def _node_type(cls: type) -> _NodeType:
-    """What torch's classes among the bases define; a class of the program is skipped."""
+    """The fields defined by torch's own classes among the bases."""
     found: dict[str, Callable[[Any], Any]] = {}
     for base in _MRO(cls):
         for name, descriptor in _DICT(base).items():

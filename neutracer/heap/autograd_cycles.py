@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`find_autograd_cycles`: cycles through autograd nodes, which Python's collector can't see."""
+"""`find_autograd_cycles`: cycles through autograd nodes, invisible to Python's collector."""
 
 from __future__ import annotations
 
@@ -19,24 +19,7 @@ from neutracer.render.document import Block, Document, Note, Paragraph, Place, S
 from neutracer.render.report import Finding, PlainRow, Report, ranked
 from neutracer.units import format_bytes, format_count
 
-# ---- Autograd advice ---------------------------------------------------------------------
-
-# Which reference of a cycle through the autograd graph to break, and how.
-#
-# Example:
-#     >>> from neutracer.heap.objects import Edge, Node
-#     >>> nodes = (
-#     ...     Node(0, "torch.Tensor", "Tensor", kind="tensor"),
-#     ...     Node(1, "torch.Tensor", "Tensor", kind="tensor"),
-#     ...     Node(2, "MulBackward0", "MulBackward0", kind="autograd"),
-#     ... )
-#     >>> edges = (
-#     ...     Edge(0, 1, ".grad", "autograd"),
-#     ...     Edge(1, 2, ".grad_fn", "autograd"),
-#     ...     Edge(2, 0, "._saved_self", "autograd"),
-#     ... )
-#     >>> choose_autograd_cut(Way(nodes, edges)).text
-#     'Tensor.grad'
+# ---- Advice ------------------------------------------------------------------------------
 
 _HOOKS = (
     *("._backward_hooks", "._post_accumulate_grad_hooks"),
@@ -62,11 +45,7 @@ class AutogradCut:
 
 
 def begin_at(way: Way) -> Way:
-    """The same closed way, beginning where a reader recognises it best.
-
-    That is a gradient or an attribute of a Function's ctx, so that all cycles of one
-    shape read alike.
-    """
+    """Rotate a closed way to begin at a gradient or a ctx attribute, so that shapes compare."""
     best = min(range(len(way.edges)), key=lambda at: (_rank(way, way.edges[at]), at))
     if best == 0:
         return way
@@ -80,7 +59,15 @@ def begin_at(way: Way) -> Way:
 
 
 def choose_autograd_cut(way: Way) -> AutogradCut:
-    """The best reference of a closed way to break."""
+    """The best reference of a closed way to break.
+
+    Example:
+        >>> from neutracer.heap.objects import Node
+        >>> nodes = (Node(0, "torch.Tensor", "Tensor", "tensor"), Node(1, "Mul", "Mul"))
+        >>> edges = (Edge(0, 1, ".grad", "autograd"), Edge(1, 0, "._saved_self", "autograd"))
+        >>> choose_autograd_cut(Way(nodes, edges)).text
+        'Tensor.grad'
+    """
     for choose in _CHOICES:
         cut = choose(way)
         if cut is not None:
@@ -119,8 +106,7 @@ def _ctx(way: Way) -> AutogradCut | None:
     if at is None:
         return None
     edge = way.edges[at]
-    what = way.nodes[edge.target]
-    if what.kind == "tensor":
+    if way.nodes[edge.target].kind == "tensor":
         advice = (
             f"hand the tensor to ctx.save_for_backward(...) in place of ctx.{edge.name} = ...: "
             "it keeps an output without its graph"
@@ -134,7 +120,6 @@ def _ctx(way: Way) -> AutogradCut | None:
 
 
 def _closure(way: Way) -> AutogradCut | None:
-    """A hook, or an unpack function of a saved value, that closes over its own graph."""
     hook = _find(way, lambda edge: edge.kind == "autograd" and edge.name.startswith(_HOOKS))
     unpack = _find(way, lambda edge: edge.kind == "autograd" and "unpack_hook" in edge.name)
     if hook is None and unpack is None:
@@ -189,9 +174,7 @@ _CHOICES = (_grad, _ctx, _closure, _packed)
 
 # ---- Autograd cycles ---------------------------------------------------------------------
 
-# Which cycles go through PyTorch's autograd graph, where the collector sees nothing?
-
-# Cycles that are described; of more only the sum is reported.
+# Cycles that are described; further ones are only counted.
 _MOST_CYCLES = 2000
 
 _GIB = 1 << 30
@@ -202,21 +185,21 @@ class AutogradCycle(PlainRow):
     """Cycles of one shape that go through the autograd graph.
 
     Attributes:
-        bytes: Storage bytes of the tensors that all of them keep, each storage once.
-        device_bytes: These by device: `{"cuda:0": 67108864}`.
+        bytes: Storage bytes of the tensors that these cycles keep, each storage once.
+        device_bytes: The same by device: `{"cuda:0": 67108864}`.
         count: How many cycles have this shape.
         chain: The cycle in words: "Tensor.grad → Tensor.grad_fn → … → Tensor".
-        tensors: The largest tensors that the described one keeps.
-        tensor_count: How many tensors all of them keep.
-        objects: Objects and graph nodes that refer to each other in the described one.
+        tensors: The largest tensors that the described cycle keeps.
+        tensor_count: Tensors that these cycles keep.
+        objects: Objects and graph nodes that refer to each other in the described cycle.
         cut: The reference to break, in words.
         advice: How to break it, as a clause that begins with a verb.
         place: Where the code to change is defined; None if unknown.
-        collectable: False if the collector can never free it, because a reference on the
-            way is hidden from it in C++.
+        collectable: False if the collector can never free it, because C++ hides one of its
+            references.
         leaked: True if no module, thread or running frame leads to it any more: with
             `collectable` False its memory is lost until the process ends.
-        graph: The described one as a graph that can be drawn.
+        graph: The described cycle as a graph that can be drawn.
     """
 
     bytes: int
@@ -240,20 +223,20 @@ class AutogradCycle(PlainRow):
 
     @property
     def headline(self) -> str:
-        """How much is kept, and what becomes of it, in one line."""
+        """A one-line summary: the bytes kept, and until when."""
         one = self.count == 1
         cycles = "a cycle" if one else f"{self.count:,} cycles"
         verb = "keeps" if one else "keep"
         if self.collectable:
             fate = "until the collector runs" if self.leaked else "and will need the collector"
         elif self.leaked:
-            fate = "for ever: the collector can't see it"
+            fate = "forever: the collector can't see it"
         else:
-            fate = "and will keep it for ever once dropped"
+            fate = "and will keep it forever once dropped"
         return f"{cycles} through the autograd graph {verb} {self.size_text} {fate}"
 
     def merged(self, other: AutogradCycle) -> AutogradCycle:
-        """This and other cycles of the same shape as one, this one's details kept."""
+        """Add the figures of other cycles of this shape; the details stay this cycle's."""
         return replace(
             self,
             bytes=self.bytes + other.bytes,
@@ -269,16 +252,16 @@ class AutogradCyclesReport(Report, Sequence[AutogradCycle]):
 
     Attributes:
         cycles: The cycles by shape, most bytes first.
-        leaked_bytes: Tensor bytes that nothing will ever free.
-        objects: Objects that were looked at.
-        left_out_objects: Of these, modules, their namespaces and types: cycles through
-            them are not listed.
+        leaked_bytes: Tensor bytes lost until the process ends.
+        objects: Objects inspected.
+        left_out_objects: Modules, their namespaces and types among them: cycles through
+            these are not listed.
         untold_cycles: Cycles that were only counted.
         untold_bytes: Tensor bytes that they keep.
-        unread: Saved values that this torch doesn't show without running hooks; a cycle
-            through one of these is missed.
-        unfollowed: Nodes and tensors of a graph of more than 20,000 nodes that were not
-            looked at; a cycle through one of these is missed.
+        unread: Saved values that this torch can't show without running hooks; cycles
+            through these are missed.
+        unfollowed: Nodes and tensors beyond the first 20,000 nodes of a graph; cycles
+            through these are missed.
     """
 
     schema = "neutracer.autograd_cycles/1"
@@ -302,14 +285,11 @@ class AutogradCyclesReport(Report, Sequence[AutogradCycle]):
     def __len__(self) -> int:
         return len(self.cycles)
 
-    def __iter__(self) -> Iterator[AutogradCycle]:
-        return iter(self.cycles)
-
     def document(self) -> Document:
         """The report as a page."""
         facts = (
-            f"{format_count(self.objects, 'object')} looked at",
-            f"{format_bytes(self.leaked_bytes)} lost for ever",
+            f"{format_count(self.objects, 'object')} inspected",
+            f"{format_bytes(self.leaked_bytes)} lost forever",
         )
         blocks: tuple[Block, ...] = self.finding_blocks()
         if not blocks:
@@ -325,40 +305,38 @@ class AutogradCyclesReport(Report, Sequence[AutogradCycle]):
         text = ""
         if self.untold_cycles:
             text = (
-                f"{format_count(self.untold_cycles, 'cycle')} more keep "
-                f"{format_bytes(self.untold_bytes)} and were only counted. "
+                f"{format_count(self.untold_cycles, 'more cycle')} with "
+                f"{format_bytes(self.untold_bytes)} counted only. "
             )
         if self.unread:
             text += (
                 f"{format_count(self.unread, 'saved value')} could not be read without "
-                "running hooks: a cycle through one of these is missed. "
+                "running hooks; cycles through these are missed. "
             )
         if self.unfollowed:
             text += (
-                f"The graph is large: {format_count(self.unfollowed, 'object')} in it, "
-                "and what they lead to, were not looked at."
+                f"The graph is large: {format_count(self.unfollowed, 'object')} "
+                "and everything beyond were not inspected."
             )
         return (Paragraph(text),) if text else ()
 
 
 def find_autograd_cycles() -> AutogradCyclesReport:
-    """Look now for cycles through the autograd graph, with Python's references joined.
+    """Find cycles through the autograd graph and Python's references together.
 
-    The collector sees no reference that C++ holds: a gradient made with
-    `create_graph=True` that leads back to its parameter, an output kept on `ctx`, a hook
-    or a packed tensor that closes over its own graph. Such a cycle is never freed. From all
-    of Python's tensors this follows `.grad`, `.grad_fn`, `next_functions`, leaves, saved
-    values (not unpacked), hooks and bases of views; attributes, closures and containers on
-    the way come from a walk over the whole heap. No code of the program runs, nothing is
-    collected, nothing is allocated on a device, and the report keeps nothing alive. The GIL
-    is held: some 0.3 microseconds an object, and 3 for each node of a graph, of which 20,000
-    are looked at.
+    C++ references are invisible to the collector, so it never frees these cycles: a gradient
+    made with `create_graph=True` that leads back to its parameter, an output kept on `ctx`, a
+    hook or a packed tensor that closes over its own graph. The search starts at all of Python's
+    tensors and follows `.grad`, `.grad_fn`, `next_functions`, leaves, saved values (not
+    unpacked), hooks, bases of views, and all Python references. It runs no code of the program,
+    collects nothing, allocates nothing on a device, and its report keeps nothing alive. The GIL
+    is held: some 0.3 microseconds per object, and 3 for each of at most 20,000 graph nodes.
 
     Returns:
         The cycles by shape, most bytes first, as a sequence and as a report.
 
     Raises:
-        UnavailableError: torch is not imported, or a memory layout is not known.
+        UnavailableError: torch is not imported, or a memory layout is unknown.
 
     Example:
         >>> import torch
@@ -391,7 +369,7 @@ def find_autograd_cycles() -> AutogradCyclesReport:
 
 
 def _by_shape(loops: Iterable[Mapping[str, Any]]) -> list[AutogradCycle]:
-    """One entry a shape: the same types by the same names, in the same state."""
+    """One entry per shape: equal types, names and state."""
     shapes: dict[tuple[Any, ...], AutogradCycle] = {}
     for plain in loops:
         way = begin_at(way_from_core(plain["way"]))
@@ -454,7 +432,7 @@ def _cycle_finding(cycle: AutogradCycle) -> Finding:
 
 
 def _severity(cycle: AutogradCycle) -> Severity:
-    """What is lost for ever is worse than what will be lost, which is worse than what waits."""
+    """Leaked is worse than uncollectable, which is worse than waiting for the collector."""
     large = cycle.bytes >= _GIB
     if cycle.collectable:
         return Severity.MODERATE if large else Severity.INFO

@@ -19,22 +19,10 @@ from neutracer.units import format_bytes, format_count, format_duration_us
 
 # ---- Advice ------------------------------------------------------------------------------
 
-# Which reference of a cycle to break, and how.
-#
-# A cycle can be broken at any of its references; this names the one that a program can most
-# easily do without: a stored bound method, a variable that a closure need not close over, an
-# exception kept in its own frame, a reference back to a parent.
-#
-# Example:
-#     >>> nodes = (
-#     ...     Node(0, "app.Callback", "Callback"),
-#     ...     Node(1, "method", "method view", kind="method"),
-#     ... )
-#     >>> edges = (Edge(0, 1, "view_callback", "attribute"), Edge(1, 0, "__self__", "self"))
-#     >>> print(choose_cut(nodes, edges).advice)
-#     keep the function or a weakref.WeakMethod in Callback.view_callback, not the bound method
+# Any reference of a cycle breaks it. The advice names the one that programs need least: a stored
+# bound method, a closed-over variable, an exception kept in its own frame, a parent reference.
 
-# Names by which programs lead back to where they came from.
+# Attribute names that usually hold a reference back to an owner.
 _BACKWARD = re.compile(
     r"(?:^|_)(?:parent|owner|root|prev|previous|back|up|outer|container|trainer|manager|ctx|self)\d*$"
 )
@@ -63,14 +51,17 @@ def reference_text(nodes: Sequence[Node], edge: Edge) -> str:
 
 
 def choose_cut(nodes: Sequence[Node], way: Sequence[Edge]) -> Cut:
-    """The best reference of a cycle to break.
+    """The best reference of a cycle to break; of equals the last, which closes the cycle.
 
     Args:
         nodes: The nodes of the graph.
         way: The edges of the cycle, in order; the last leads to the first's source.
 
-    Returns:
-        The cut; among equally good ones the last of the way, which closes the cycle.
+    Example:
+        >>> nodes = (Node(0, "app.Callback", "Callback"), Node(1, "method", "m", kind="method"))
+        >>> edges = (Edge(0, 1, "view", "attribute"), Edge(1, 0, "__self__", "self"))
+        >>> print(choose_cut(nodes, edges).advice)
+        keep the function or a weakref.WeakMethod in Callback.view, not the bound method
     """
     best, best_rank = 0, -1
     for number, edge in enumerate(way):
@@ -82,7 +73,7 @@ def choose_cut(nodes: Sequence[Node], way: Sequence[Edge]) -> Cut:
 
 
 def _rank(nodes: Sequence[Node], way: Sequence[Edge], edge: Edge) -> int:
-    """How well a program can do without a reference: the larger, the better."""
+    """Ranks a reference by how easily a program can do without it; higher is easier."""
     source, target = nodes[edge.source], nodes[edge.target]
     if _is_mro(nodes, edge):
         return 12
@@ -100,22 +91,20 @@ def _rank(nodes: Sequence[Node], way: Sequence[Edge], edge: Edge) -> int:
 
 
 def _is_mro(nodes: Sequence[Node], edge: Edge) -> bool:
-    """Whether it is the reference that every class has to itself."""
     return nodes[edge.source].kind == "type" and edge.name == "__mro__"
 
 
 def _is_bound(nodes: Sequence[Node], way: Sequence[Edge], edge: Edge) -> bool:
-    """Whether it is an argument that a functools.partial keeps."""
     before = way[way.index(edge) - 1]
     return nodes[before.source].type == "functools.partial"
 
 
 def _hides_its_use(target: Node) -> bool:
-    """Whether a weak reference can't help: the type allows none, or it would die at once."""
+    """True if a weak reference can't help: the type allows none, or it would die at once."""
     return target.is_strong or target.type in _NO_WEAKREF or target.type == "functools.partial"
 
 
-# Types of which Python makes no weak references, by the names that nodes have.
+# Types without weak references, as nodes name them.
 _NO_WEAKREF = frozenset(
     (
         *("list", "dict", "tuple", "str", "bytes", "bytearray", "int", "float", "complex"),
@@ -163,7 +152,7 @@ def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
     if _is_mro(nodes, edge):
         return (
             f"define {source.label} once, at the top of a module: a class refers to itself, so "
-            "that what its attributes and methods keep waits for the collector"
+            "the objects that it keeps wait for the collector"
         )
     if (
         edge.kind != "local"
@@ -179,7 +168,7 @@ def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
     ):
         return f"hand it to ctx.save_for_backward(...) in place of ctx.{edge.name} = ..."
     if edge.name.partition("[")[0].strip(".") in ("saved_tensors", "saved_variables"):
-        # Autograd saves tensors only, and what it has saved can't be taken out.
+        # Autograd saves tensors only, and saved tensors can't be removed.
         return (
             "hand ctx.save_for_backward(...) a detached tensor, as output.detach(): a view of "
             "an output leads back to the node that saves it"
@@ -196,7 +185,7 @@ def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
     if edge.kind in ("value", "item", "member") and source is target:
         return f"don't keep {source.label} in itself, or empty it when finished"
     if _hides_its_use(target) or source.type == "tuple":
-        weakly = "" if source.is_strong else ", or have what it holds refer back weakly"
+        weakly = "" if source.is_strong else ", or make the reference back to it weak"
         return f"set {text} to None when finished{weakly}"
     if edge.kind in ("value", "item", "member"):
         return (
@@ -248,7 +237,7 @@ def _default(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
 
 
 def _callback(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
-    return "use a plain function as the callback of the weak reference: this one leads back"
+    return "use a plain function as the weak reference's callback: this one refers back"
 
 
 _SPECIAL: dict[str, Callable[[Sequence[Node], Sequence[Edge], int], str]] = {
@@ -262,13 +251,11 @@ _SPECIAL: dict[str, Callable[[Sequence[Node], Sequence[Edge], int], str]] = {
 
 # ---- Cycles ------------------------------------------------------------------------------
 
-# A reference cycle that keeps tensors, as plain data made from the core's description.
-
-#: As the core takes them: any device; whatever is neither the CPU nor without memory.
+#: The core's filters: any device; any device that is neither the CPU nor "meta".
 ANY_DEVICE = -1
 ACCELERATORS = -2
 
-# A chain shows so many objects from its beginning and from its end.
+# Objects of a chain that are shown from its beginning and from its end.
 _CHAIN_ENDS = (4, 2)
 
 
@@ -279,22 +266,21 @@ class TensorCycle(PlainRow):
     Attributes:
         signature: The shape in 16 hexadecimal digits: the types and names in the cycle,
             without positions and keys. Equal in every run of a program.
-        bytes: Storage bytes of the tensors that all of them keep, each storage once.
-        device_bytes: These by device: `{"cuda:0": 67108864}`.
+        bytes: Storage bytes of the tensors that these cycles keep, each storage once.
+        device_bytes: The same by device: `{"cuda:0": 67108864}`.
         count: How many cycles have this shape.
         chain: The cycle in words: "Callback.view_callback → method view.__self__ → Callback".
-        tensors: The largest tensors that the described one keeps, with their facts.
-        tensor_count: How many tensors all of them keep.
-        objects: Objects that refer to each other in the described one.
+        tensors: The largest tensors that the described cycle keeps.
+        tensor_count: Tensors that these cycles keep.
+        objects: Objects that refer to each other in the described cycle.
         cut: The reference to break, in words.
         advice: How to break it, as a clause that begins with a verb.
         place: Where the object whose reference should be broken, or its keeper, is defined;
             None if unknown.
-        graph: The described one as a graph that can be drawn.
+        graph: The described cycle as a graph that can be drawn.
         garbage: True if only the collector can still free it; False while the program
             refers to it.
-        resurrected: How many of them lived on after the collection (a finalizer brought
-            them back).
+        resurrected: Cycles that survived the collection because a finalizer brought them back.
     """
 
     signature: str
@@ -323,7 +309,7 @@ class TensorCycle(PlainRow):
 
     @property
     def headline(self) -> str:
-        """How much is kept where, in one line."""
+        """A one-line summary: the bytes kept, where, and until when."""
         cycles = "a reference cycle" if self.count == 1 else f"{self.count:,} reference cycles"
         verb = "keeps" if self.count == 1 else "keep"
         until = (
@@ -341,18 +327,19 @@ class TensorCycle(PlainRow):
         return devices_text(self.device_bytes)
 
     def merged(self, other: TensorCycle) -> TensorCycle:
-        """This and other cycles of the same shape as one, this one's details kept."""
-        figures = {
-            "bytes": other.bytes,
-            "devices": other.device_bytes,
-            "count": other.count,
-            "tensors": other.tensor_count,
-            "survivors": other.resurrected,
-        }
-        return self.with_figures_of(figures)
+        """Add the figures of other cycles of this shape; the details stay this cycle's."""
+        return self.with_figures_of(
+            {
+                "bytes": other.bytes,
+                "devices": other.device_bytes,
+                "count": other.count,
+                "tensors": other.tensor_count,
+                "survivors": other.resurrected,
+            }
+        )
 
     def with_figures_of(self, plain: Mapping[str, Any]) -> TensorCycle:
-        """The same, without spelling out the core's description of the other cycles."""
+        """As `merged`, from the core's plain figures."""
         return replace(
             self,
             bytes=self.bytes + plain["bytes"],
@@ -367,13 +354,13 @@ class TensorCycle(PlainRow):
 
 
 def device_filter(device: object) -> tuple[int, int]:
-    """A device as the core takes it: type and index.
+    """The core's filter for a device: type and index.
 
     Args:
         device: None for every accelerator; "all"; "cpu"; "cuda", "cuda:1"; a torch.device.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: The device is none of these.
     """
     if device is None:
         return ACCELERATORS, -1
@@ -391,11 +378,11 @@ def device_filter(device: object) -> tuple[int, int]:
 
 
 def least_bytes(min_bytes: int) -> int:
-    """A bound on bytes as the core takes it.
+    """Validate `min_bytes` and clamp it to 64 bits.
 
     Raises:
-        TypeError: It is no integer.
-        ValueError: It is negative.
+        TypeError: `min_bytes` is not an integer.
+        ValueError: `min_bytes` is negative.
     """
     try:
         bound = operator.index(min_bytes)
@@ -439,12 +426,12 @@ def cycle_from_core(
     garbage: bool,
     allocations: Mapping[int, Allocation] | None = None,
 ) -> TensorCycle:
-    """A cycle from the core's description.
+    """Build a cycle from the core's description.
 
     Args:
-        plain: One entry of what `core.find_cycles` gives.
-        garbage: Whether only the collector can free it.
-        allocations: Where memory was allocated, by data pointer.
+        plain: One entry of the result of `core.find_cycles`.
+        garbage: True if only the collector can free it.
+        allocations: Allocations by data pointer.
     """
     nodes = tuple(
         node_from_core(number, row, allocations or {}) for number, row in enumerate(plain["nodes"])
@@ -457,7 +444,7 @@ def cycle_from_core(
         (node.tensor for node in nodes if node.tensor is not None),
         key=lambda tensor: -tensor.storage_bytes,
     )
-    # A container has no place of its own: it gets that of its keeper.
+    # A container has no place of its own: it takes its keeper's.
     before = (nodes[way[cut.edge - back].source].place for back in range(len(way)))
     place = next((known for known in before if known is not None), None)
     cycle = TensorCycle(
@@ -480,20 +467,20 @@ def cycle_from_core(
 
 
 def cycles_graph(cycles: Sequence[TensorCycle], most: int = 12) -> ObjectGraph:
-    """Several cycles side by side as one graph, with what to do about each in the notes.
+    """Several cycles side by side as one graph, with advice on each in the notes.
 
     Args:
         cycles: The cycles, the most important first.
-        most: How many are drawn; the notes say how many are not.
+        most: The most cycles to draw; the notes count the rest.
     """
     nodes: list[Node] = []
     edges: list[Edge] = []
     notes = []
     for cycle in cycles[:most]:
-        first = len(nodes)
-        nodes += [replace(node, id=first + node.id) for node in cycle.graph.nodes]
+        base = len(nodes)
+        nodes += [replace(node, id=base + node.id) for node in cycle.graph.nodes]
         edges += [
-            replace(edge, source=first + edge.source, target=first + edge.target)
+            replace(edge, source=base + edge.source, target=base + edge.target)
             for edge in cycle.graph.edges
         ]
         notes.append(
@@ -507,7 +494,7 @@ def cycles_graph(cycles: Sequence[TensorCycle], most: int = 12) -> ObjectGraph:
 
 
 def node_from_core(number: int, row: Sequence[Any], allocations: Mapping[int, Allocation]) -> Node:
-    """A node from the core's description, with where its memory was allocated."""
+    """Build a node from the core's description."""
     type_name, label, kind, file, line, count, tensor, is_strong = row
     facts = None
     if tensor is not None:
@@ -545,7 +532,7 @@ def _notes(plain: Mapping[str, Any]) -> tuple[str, ...]:
     if plain["one_tensors"] > shown:
         hidden = format_count(plain["one_tensors"] - shown, "smaller tensor")
         notes.append(
-            f"{hidden} that it keeps too {'is' if hidden[:2] == '1 ' else 'are'} not drawn."
+            f"{hidden} that it also keeps {'is' if hidden[:2] == '1 ' else 'are'} not drawn."
         )
     if plain["one_objects"] > plain["length"]:
         notes.append(
@@ -556,7 +543,7 @@ def _notes(plain: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _title(cycle: TensorCycle, way: Sequence[Edge]) -> str:
-    seen = "" if cycle.count == 1 else f"   (seen {cycle.count:,} times)"
+    repeats = "" if cycle.count == 1 else f"   (seen {cycle.count:,} times)"
     labels = [cycle.graph.nodes[edge.source].label for edge in way]
     if len(labels) > 4:
         labels[2:-1] = ["…"]
@@ -565,4 +552,6 @@ def _title(cycle: TensorCycle, way: Sequence[Edge]) -> str:
     where = ""
     if cycle.place is not None:
         where = f"   {os.path.basename(cycle.place.filename)}:{cycle.place.line}"
-    return f"{round_trip}   keeps {cycle.size_text} {until}{seen}\nBreak it: {cycle.advice}{where}"
+    return (
+        f"{round_trip}   keeps {cycle.size_text} {until}{repeats}\nBreak it: {cycle.advice}{where}"
+    )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenes as SVG, PNG and HTML; Graphviz runs in a child, since it exits when memory runs out."""
+"""Renders graphs as DOT, SVG, PNG, HTML and JSON; Graphviz runs in a child process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ from neutracer.render.html import MOST_INLINE, page_shell
 from neutracer.render.report import to_plain
 from neutracer.units import format_bytes, format_count
 
-# ---- Spawn -------------------------------------------------------------------------------
+# ---- Graphviz ----------------------------------------------------------------------------
 
-# Pictures from the drawing process.
-#
-# The process is spawned, not forked: it shares nothing with a training job, and gets
-# the graph on its standard input. Whatever happens to it is an exception here.
+# The drawing process is spawned, not forked: it shares nothing with a training job, and its
+# failures become exceptions here.
 
-# Seconds for one picture. A few hundred boxes take less than one.
+# Seconds per picture; a few hundred boxes take less than one.
 _TIMEOUT = 30
 
 _INSTALL = (
@@ -44,20 +42,20 @@ _INSTALL = (
 
 
 class NoRendererError(NeutracerError):
-    """This Graphviz has nothing that writes the format."""
+    """This Graphviz has no renderer for the format."""
 
 
 def render(plan: Plan, form: str) -> bytes:
-    """A picture as Graphviz makes it.
+    """Draw a plan with Graphviz.
 
     Args:
-        plan: What to draw.
+        plan: The graph with its attributes.
         form: "svg" or "png".
 
     Raises:
-        UnavailableError: There is no Graphviz here.
-        NoRendererError: It does not write this format: that of wheels has neither cairo nor fonts.
-        NeutracerError: It made no picture, or took more than 30 seconds.
+        UnavailableError: Graphviz is missing.
+        NoRendererError: It has no renderer for PNG, as in wheels (no cairo, no fonts).
+        NeutracerError: It failed, or took more than 30 seconds.
     """
     module = _module_path()
     if module is None or not sys.executable:
@@ -67,19 +65,18 @@ def render(plan: Plan, form: str) -> bytes:
 
 
 def _module_path() -> str | None:
-    """Where the compiled module is; it is never loaded here."""
     spec = importlib.util.find_spec("neutracer._graphviz")
     return spec.origin if spec else None
 
 
-# What gvc says where none of its plugins writes PNG.
+# gvc's error without a PNG plugin.
 _NO_FORMAT = "renderer for png is unavailable"
 
 
-# A notebook asks for the same picture as SVG and as HTML.
+# A notebook renders the same picture as SVG and as HTML.
 @functools.lru_cache(maxsize=4)
 def _drawn(module: str, request: bytes, timeout: float) -> bytes:
-    # -I and -S: no path, hook or setting of the program reaches this process.
+    # -I and -S isolate the child from the program's paths, hooks and settings.
     command = [sys.executable, "-I", "-S", drawing_child.__file__, module]
     try:
         done = subprocess.run(
@@ -90,7 +87,7 @@ def _drawn(module: str, request: bytes, timeout: float) -> bytes:
             f"the graph could not be drawn within {timeout:g} seconds; draw fewer nodes"
         ) from None
     except OSError as error:
-        raise NeutracerError(f"no process could be started to draw in: {error}") from error
+        raise NeutracerError(f"the drawing process could not be started: {error}") from error
     return _picture(done)
 
 
@@ -107,7 +104,7 @@ def _picture(done: subprocess.CompletedProcess[bytes]) -> bytes:
         reason = sentence(str(answer["error"]))
         if _NO_FORMAT in reason:
             raise NoRendererError(reason)
-        raise NeutracerError(f"Graphviz made no picture: {reason}")
+        raise NeutracerError(f"Graphviz could not draw the graph: {reason}")
     return body
 
 
@@ -117,18 +114,16 @@ def _ended(done: subprocess.CompletedProcess[bytes]) -> str:
             return f"was ended by {signal.Signals(-done.returncode).name}"
         except ValueError:
             return f"was ended by signal {-done.returncode}"
-    words = sentence(done.stderr.decode("utf-8", "replace").strip()[-300:])
-    return f"ended with status {done.returncode}" + (f": {words}" if words else "")
+    reason = sentence(done.stderr.decode("utf-8", "replace").strip()[-300:])
+    return f"ended with status {done.returncode}" + (f": {reason}" if reason else "")
 
 
 # ---- Raster ------------------------------------------------------------------------------
 
-# An SVG as PNG, by resvg: for a Graphviz that writes no PNG of its own.
-
-# Pixels an inch, as Graphviz has them.
+# resvg renders the SVG of a Graphviz without PNG. Pixels per inch as in Graphviz.
 _DPI = 96.0
 
-# The most pixels of a picture: in memory four bytes each.
+# Four bytes of memory each.
 _MOST_PIXELS = 50_000_000
 
 _POINTS_AN_INCH = 72.0
@@ -138,16 +133,11 @@ _FAMILY = re.compile(r'<svg [^>]*font-family="([^"]+)"')
 
 
 def rasterize(svg: str) -> bytes:
-    """A picture of an object graph as PNG.
-
-    A picture of more than 50 million pixels is made smaller than its size in the SVG.
-
-    Args:
-        svg: The picture, with its size in points.
+    """Convert an SVG, with its size in points, to a PNG of at most 50 million pixels.
 
     Raises:
-        UnavailableError: There is no resvg here, or no font that it can write with.
-        NeutracerError: resvg did not take the picture.
+        UnavailableError: resvg or a font is missing.
+        NeutracerError: resvg rejected the picture.
     """
     resvg = _resvg()
     fonts = _fonts()
@@ -155,8 +145,8 @@ def rasterize(svg: str) -> bytes:
     if not _can_write(family[1] if family else "sans-serif", tuple(fonts)):
         raise UnavailableError(
             "drawing PNG",
-            "there is no font for it: install DejaVu Sans (on Debian: apt install "
-            "fonts-dejavu-core) or matplotlib, which brings it; or use to_svg() or to_html()",
+            "no font was found: install DejaVu Sans (on Debian: apt install "
+            "fonts-dejavu-core) or matplotlib, which has it; or use to_svg() or to_html()",
         )
     try:
         return bytes(resvg.svg_to_bytes(svg_string=svg, dpi=_dpi(svg), font_dirs=fonts))
@@ -170,14 +160,13 @@ def _resvg() -> Any:
     except ImportError:
         raise UnavailableError(
             "drawing PNG",
-            "the Graphviz in neutracer's wheels draws SVG: install what turns it into PNG with "
+            "the Graphviz in neutracer's wheels draws only SVG: for PNG run "
             f'"{pip_install("resvg-py")}", or use to_svg() or to_html()',
         ) from None
     return resvg_py
 
 
 def _fonts() -> list[str]:
-    """Folders with fonts beside those of the system: matplotlib's, where it is installed."""
     spec = importlib.util.find_spec("matplotlib")
     if spec is None or spec.origin is None:
         return []
@@ -186,7 +175,7 @@ def _fonts() -> list[str]:
 
 @functools.cache
 def _can_write(family: str, fonts: tuple[str, ...]) -> bool:
-    """Whether a letter leaves anything in a picture: resvg leaves out what it has no font for."""
+    """Render a letter: resvg silently skips text without a font."""
     frame = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9" font-family="{}">{}</svg>'
     letter = frame.format(family, '<text y="9">A</text>')
     draw = _resvg().svg_to_bytes
@@ -206,12 +195,10 @@ def _dpi(svg: str) -> float:
 
 # ---- Page --------------------------------------------------------------------------------
 
-# A self-contained page that shows a graph: pan, zoom, search, and details on a click.
-#
-# The page loads nothing: shapes, data, style and program are in the page, under a policy that
-# allows these and nothing else. Its style and its program are `page.css` and `page.js`.
+# A self-contained page: shapes, data, `page.css` and `page.js` are inline, under a policy that
+# allows nothing else.
 
-# What a page shows of one text, in columns; a hostile name ends here.
+# Columns of one text: a hostile name ends here.
 _MOST_TEXT = 500
 _MOST_FRAMES = 40
 
@@ -226,9 +213,9 @@ def page(graph: GraphData, svg: str, *, without_graphviz: str = "") -> str:
     """The page of a graph.
 
     Args:
-        graph: The graph as it is drawn.
-        svg: Its picture, in the form of `drawing_svg`.
-        without_graphviz: Why the picture has a plainer layout; empty where it has not.
+        graph: The graph as drawn.
+        svg: Its picture, from `parts_of` or `lay_out`.
+        without_graphviz: The reason for a plainer layout; empty for Graphviz's.
     """
     title, *more = [line for line in graph.title.split("\n") if line.strip()] or ["Object graph"]
     notes = [*graph.notes, *([without_graphviz] if without_graphviz else [])]
@@ -302,7 +289,7 @@ def _plain(text: str) -> str:
 
 
 def _data(graph: GraphData) -> str:
-    """The details as JSON that can't end the element around it."""
+    """The details as JSON, escaped for a script element."""
     shared = _shared_storages(graph)
     details: dict[str, Any] = {
         "nodes": [_node(node, shared) for node in graph.nodes],
@@ -327,7 +314,6 @@ def _role(edge: Edge) -> str:
 
 
 def _shared_storages(graph: GraphData) -> dict[int, int]:
-    """How many of the drawn tensors have each storage."""
     shared: dict[int, int] = {}
     for node in graph.nodes:
         if node.tensor and node.tensor.storage:
@@ -348,12 +334,12 @@ def _node(node: Node, shared: dict[int, int]) -> dict[str, Any]:
         facts += _tensor_facts(node.tensor, shared)
     frames = node.tensor.frames[:_MOST_FRAMES] if node.tensor else ()
     label = node_words(node)
-    words = [label, node.label, *(value for _, value in facts), *(str(frame) for frame in frames)]
+    texts = [label, node.label, *(value for _, value in facts), *(str(frame) for frame in frames)]
     return {
         "label": label,
         "facts": [fact for fact in facts if fact[1]],
         "frames": [_place(frame) for frame in frames],
-        "searched": " ".join(map(_plain, words)).lower(),
+        "searched": " ".join(map(_plain, texts)).lower(),
     }
 
 
@@ -378,15 +364,8 @@ def _place(place: Place) -> str:
 
 # ---- Draw --------------------------------------------------------------------------------
 
-# A graph as DOT, SVG, PNG, a page or JSON.
-#
-# Large graphs are folded first, and the picture says so; JSON has everything. SVG and
-# PNG need Graphviz; the others don't.
-#
-# Example:
-#     >>> graph = GraphData((Node(0, "app.Ring", "Ring"),), (), title="one object")
-#     >>> dot(graph).splitlines()[0]
-#     'digraph objects {'
+# Large graphs are folded first, with a note in the picture; JSON has everything. SVG and PNG need
+# Graphviz.
 
 #: The most boxes that are laid out.
 MOST_DRAWN = 5_000
@@ -399,6 +378,10 @@ def dot(graph: GraphData, max_nodes: int = MOST_NODES) -> str:
 
     Raises:
         ValueError: `max_nodes` is not between 1 and 5,000.
+
+    Example:
+        >>> dot(GraphData((Node(0, "app.Ring", "Ring"),), ())).splitlines()[0]
+        'digraph objects {'
     """
     return dot_text(plan(scene(_folded(graph, max_nodes))))
 
@@ -408,8 +391,8 @@ def svg(graph: GraphData, max_nodes: int = MOST_NODES) -> str:
 
     Raises:
         ValueError: `max_nodes` is not between 1 and 5,000.
-        UnavailableError: There is no Graphviz here.
-        NeutracerError: Graphviz made no picture.
+        UnavailableError: Graphviz is missing.
+        NeutracerError: Graphviz failed.
     """
     return _svg(_folded(graph, max_nodes), headings=True)
 
@@ -418,7 +401,7 @@ def png(graph: GraphData, max_nodes: int = MOST_NODES) -> bytes:
     """The picture as PNG, with its title and notes; errors as `svg`.
 
     Raises:
-        UnavailableError: Graphviz writes no PNG, and there is no resvg either, or no font.
+        UnavailableError: Graphviz has no PNG renderer, and resvg or a font is missing.
     """
     small = _folded(graph, max_nodes)
     try:
@@ -428,7 +411,7 @@ def png(graph: GraphData, max_nodes: int = MOST_NODES) -> bytes:
 
 
 def html(graph: GraphData, max_nodes: int = MOST_ON_PAGE) -> str:
-    """A page that needs nothing else; without Graphviz its layout is plainer.
+    """A self-contained page; without Graphviz its layout is plainer.
 
     Raises:
         ValueError: `max_nodes` is not between 1 and 5,000.
@@ -471,21 +454,21 @@ def _folded(graph: GraphData, max_nodes: int) -> GraphData:
     return fold(graph, max_nodes)
 
 
-def _words(nodes: tuple[Node, ...]) -> tuple[str, ...]:
-    return tuple(node_words(node) for node in nodes)
+def _tooltips(graph: GraphData) -> tuple[str, ...]:
+    return tuple(node_words(node) for node in graph.nodes)
 
 
 def _svg(small: GraphData, *, headings: bool) -> str:
     drawn = scene(small)
-    return parts_of(render(plan(drawn, headings=headings), "svg"), drawn, _words(small.nodes))
+    return parts_of(render(plan(drawn, headings=headings), "svg"), drawn, _tooltips(small))
 
 
 def _svg_or_own(small: GraphData, *, headings: bool) -> tuple[str, str]:
-    """The picture, and why its layout is our own; "" where it is Graphviz's."""
+    """The picture, and why Graphviz did not lay it out, or ""."""
     try:
         return _svg(small, headings=headings), ""
     except UnavailableError:
-        why = "it is not here. On Debian: apt install graphviz libgraphviz-dev; rebuild neutracer."
+        why = "not found. On Debian: apt install graphviz libgraphviz-dev; rebuild neutracer."
     except NeutracerError as error:
         why = str(error)
-    return lay_out(scene(small), _words(small.nodes)), f"Laid out without Graphviz: {why}"
+    return lay_out(scene(small), _tooltips(small)), f"Laid out without Graphviz: {why}"

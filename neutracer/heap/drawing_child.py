@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that draws: it reads a plan, has Graphviz draw it, writes the picture.
+"""The drawing process, `python -I -S drawing_child.py EXTENSION`: it lays out a plan with Graphviz.
 
-It is a program of its own, `python -I -S drawing_child.py EXTENSION`, which imports nothing
-of neutracer but the compiled module at that path. Graphviz may end the process or never
-come back; then only this one ends.
-
-A request is one JSON object on standard input; the answer, on standard output, is one line
-of JSON, with "error" where there is no picture, and then the picture's bytes.
+It isolates the program from a Graphviz that exits or hangs, and imports nothing of neutracer but
+the compiled module at that path. Standard input is one JSON object; standard output one line of
+JSON, with "error" on failure, and then the picture's bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import os
 import sys
 from typing import Any, BinaryIO
 
-# A picture up to this size is shown whole on a page of 1200 x 1800 pixels. Points.
+# Points; a picture of this size fits a page of 1200 x 1800 pixels.
 _PAGE_WIDTH = 900.0
 _PAGE_HEIGHT = 1350.0
 
@@ -34,12 +31,11 @@ def _drawer(path: str) -> Any:
 
 
 def _excess(picture: tuple[bytes, float, float]) -> float:
-    """How many times too large a picture is for its page; 1 where it fits."""
     return max(picture[1] / _PAGE_WIDTH, picture[2] / _PAGE_HEIGHT, 1.0)
 
 
 def _picture(request: dict[str, Any], drawer: Any) -> tuple[bytes, float, float]:
-    """The first form that fits a page, or the one that comes closest to it."""
+    """The first layout that fits a page, or the closest."""
     plan = request["plan"]
     nodes = [tuple(node) for node in plan["nodes"]]
     edges = [tuple(edge) for edge in plan["edges"]]
@@ -56,7 +52,7 @@ def _picture(request: dict[str, Any], drawer: Any) -> tuple[bytes, float, float]
 
 
 def _limit(seconds: int) -> None:
-    """Make this process end by itself when nobody is left to end it."""
+    """Limit this process's CPU time, in case its parent dies."""
     try:
         import resource
     except ImportError:
@@ -71,15 +67,12 @@ def _answer(out: BinaryIO, head: dict[str, Any], body: bytes = b"") -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Draws one picture.
+    """Draw one picture; returns the exit status, 1 with an error in the answer.
 
     Args:
         arguments: The path of the compiled module.
-
-    Returns:
-        The exit status: 0 with a picture, 1 with an error in the answer.
     """
-    # What a library prints must not end up in the picture.
+    # Keep a library's own prints out of the picture.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     request = json.load(sys.stdin.buffer)

@@ -20,9 +20,8 @@ Path = str | os.PathLike[str]
 class ObjectGraph(GraphData):
     """A described part of the object graph, with its pictures.
 
-    Each `to_...` returns what it makes; with a path it writes the file too, whole or not at
-    all. Pictures of large graphs are folded to at most `max_nodes` boxes (1 to 5,000), and
-    say what was folded. The drawing is imported by the first picture.
+    Each `to_...` returns its output and, given a path, also writes it atomically. Pictures of
+    large graphs are folded to at most `max_nodes` boxes (1 to 5,000), with a note on the folding.
     """
 
     def to_dot(self, path: Path | None = None, *, max_nodes: int = MOST_NODES) -> str:
@@ -49,8 +48,8 @@ class ObjectGraph(GraphData):
 
         Raises:
             ValueError: `max_nodes` is out of range.
-            UnavailableError: There is no Graphviz here; it says what to install.
-            NeutracerError: Graphviz made no picture, or took more than 30 seconds.
+            UnavailableError: Graphviz is missing; `.install` says what to install.
+            NeutracerError: Graphviz failed, or took more than 30 seconds.
             OSError: The file can't be written.
         """
         from neutracer.heap import drawing
@@ -60,16 +59,16 @@ class ObjectGraph(GraphData):
     def to_png(self, path: Path | None = None, *, max_nodes: int = MOST_NODES) -> bytes:
         """The picture as PNG, laid out by Graphviz; arguments and errors as `to_svg`.
 
-        The Graphviz in wheels draws SVG; resvg-py turns that into PNG.
+        The Graphviz in wheels draws only SVG; resvg-py converts that to PNG.
         """
         from neutracer.heap import drawing
 
         return _written(drawing.png(self, max_nodes), path)
 
     def to_html(self, path: Path | None = None, *, max_nodes: int = MOST_ON_PAGE) -> str:
-        """A self-contained page with the picture: pan, zoom, search, click for details.
+        """A self-contained offline page: pan, zoom, search, click for details.
 
-        It loads nothing. Without Graphviz its layout is plainer, and it says so.
+        Without Graphviz its layout is plainer, and a note gives the reason.
 
         Args:
             path: A file to write as well.
@@ -84,7 +83,7 @@ class ObjectGraph(GraphData):
         return _text(drawing.html(self, max_nodes), path)
 
     def to_json(self, path: Path | None = None) -> str:
-        """All of the graph, nothing folded, in the schema "neutracer.graph/1".
+        """The whole graph, nothing folded, in the schema "neutracer.graph/1".
 
         Args:
             path: A file to write as well.
@@ -97,16 +96,16 @@ class ObjectGraph(GraphData):
         return _text(drawing.graph_json(self), path)
 
     def save(self, path: Path) -> None:
-        """Write the picture as a file, in the format that its name ends in.
+        """Write the picture to a file, in the format of its suffix.
 
         Args:
-            path: Where to: .svg, .png, .html, .dot or .json.
+            path: A name that ends in .svg, .png, .html, .dot or .json.
 
         Raises:
-            ValueError: It ends in none of these.
-            UnavailableError: What draws the format is not here: Graphviz for .svg and .png, and
-                for .png in a wheel resvg-py; it says what to install.
-            NeutracerError: Graphviz made no picture, or took more than 30 seconds.
+            ValueError: The suffix is none of these.
+            UnavailableError: Graphviz (.svg, .png) or, in a wheel, resvg-py (.png) is missing;
+                `.install` says what to install.
+            NeutracerError: Graphviz failed, or took more than 30 seconds.
             OSError: The file can't be written.
         """
         name = path_name(path, "path")

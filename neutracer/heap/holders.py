@@ -18,10 +18,8 @@ from neutracer.units import format_bytes, format_count
 
 # ---- Holdings ----------------------------------------------------------------------------
 
-# The places where IPython and the interpreter keep values of the past.
-#
-# A holding is one value with all the references that must go before it can be freed: an
-# output is in `Out`, under `_7`, perhaps under `_`, and once more inside of IPython.
+# IPython keeps an output in several places: in `Out`, under `_7`, perhaps under `_`, and inside
+# IPython. A holding is one value with all of these references.
 
 _NEWEST = ("_", "__", "___")
 _LAST = ("last_exc", "last_value", "last_traceback")
@@ -29,14 +27,14 @@ _LAST = ("last_exc", "last_value", "last_traceback")
 
 @dataclass
 class Holding:
-    """One value that something keeps. This refers to the value too: drop it soon.
+    """One value and the references that keep it. This refers to the value too: drop it soon.
 
     Attributes:
-        names: What a reader calls the references.
+        names: The names of the references.
         kind: "output", "exception" or "input".
         type: The value's type, with its module.
-        pairs: Container, value, container, value: the references, for the core.
-        drop: What lets go of each.
+        pairs: The references for the core: container, value, container, value.
+        drop: Functions that drop one reference each.
     """
 
     names: tuple[str, ...]
@@ -48,8 +46,6 @@ class Holding:
 
 @dataclass
 class _Reference:
-    """A place that holds a value: an entry of a dict, or an attribute."""
-
     name: str
     container: object
     value: object
@@ -57,14 +53,14 @@ class _Reference:
 
 
 def find_holdings() -> list[Holding]:
-    """All values that are still held, each once: outputs, exceptions, and the input history."""
+    """The held outputs, exceptions and the input history, each value once."""
     shell = _shell()
     found: dict[object, Holding] = {}
     for reference in _outputs(shell):
         _add(found, "output", id(reference.value), reference)
     error = vars(sys).get("last_exc", vars(sys).get("last_value"))
     for reference in _exceptions(shell):
-        # A traceback goes with its exception.
+        # A traceback belongs to its exception.
         owner = error if isinstance(reference.value, TracebackType) else reference.value
         _add(found, "exception", id(owner), reference)
     holdings = list(found.values())
@@ -75,7 +71,7 @@ def find_holdings() -> list[Holding]:
 
 
 def let_go(holdings: list[Holding]) -> None:
-    """Drop every reference of these; the list is emptied."""
+    """Drop every reference of these holdings; this empties the list."""
     while holdings:
         holding = holdings.pop()
         holding.pairs.clear()
@@ -94,7 +90,6 @@ def _add(found: dict[object, Holding], kind: str, owner: int, reference: _Refere
 
 
 def _shell() -> Any:
-    """IPython's shell, where one runs in this process."""
     module = sys.modules.get("IPython.core.interactiveshell")
     shell_type = getattr(module, "InteractiveShell", None)
     shell = getattr(shell_type, "_instance", None)
@@ -102,7 +97,7 @@ def _shell() -> Any:
 
 
 def _entry(space: dict[Any, Any], key: object, name: str, empty: object = None) -> _Reference:
-    """An entry of a dict; `empty` takes its place afterwards, or nothing if None."""
+    """An entry of a dict; dropping it stores `empty`, or deletes it if that is None."""
 
     def drop() -> None:
         if empty is None:
@@ -114,7 +109,7 @@ def _entry(space: dict[Any, Any], key: object, name: str, empty: object = None) 
 
 
 def _attributes(owner: object, names: tuple[str, ...], text: str) -> Iterator[_Reference]:
-    """Attributes of an object of IPython's own that hold something; set to None."""
+    """Attributes of an IPython object that hold a value; dropping sets them to None."""
     space = getattr(owner, "__dict__", None)
     for name in names:
         if type(space) is dict and not _is_nothing(space.get(name)):
@@ -123,7 +118,7 @@ def _attributes(owner: object, names: tuple[str, ...], text: str) -> Iterator[_R
             def drop(name: str = name) -> None:
                 setattr(owner, name, "" if name in _NEWEST else None)
 
-            # Where the object keeps its attributes without a dict, it is the container.
+            # An object without a materialized dict is its own container.
             yield _Reference(text.format(name), space, value, drop)
             yield _Reference(text.format(name), owner, value, drop)
 
@@ -134,11 +129,11 @@ def _is_nothing(value: object) -> bool:
 
 def _outputs(shell: Any) -> Iterator[_Reference]:
     if shell is None:
-        # gettext may have put its function there; only a prompt puts a result there.
+        # Without a prompt, `_` may be gettext's function.
         if hasattr(sys, "ps1") and not _is_nothing(vars(builtins).get("_")):
             yield _entry(vars(builtins), "_", "_")
         return
-    # In a second namespace IPython remembers its own names, with their values.
+    # IPython keeps its own names and their values in a second namespace.
     hidden = getattr(shell, "user_ns_hidden", None)
     spaces = [shell.user_ns, *([hidden] if type(hidden) is dict else [])]
     out = shell.user_ns.get("_oh")
@@ -175,9 +170,7 @@ def _exceptions(shell: Any) -> Iterator[_Reference]:
 
 # ---- Holders -----------------------------------------------------------------------------
 
-# What does a notebook, or a past exception, keep? And how many bytes is that?
-
-# Holders of the printed report; all of them are in `.holders`.
+# Holders in the printed report; `.holders` has all of them.
 _SHOWN = 12
 
 _GIB = 1 << 30
@@ -191,9 +184,8 @@ class NotebookHolder(PlainRow):
         names: The names that hold it: ("Out[3]", "_3", "_").
         kind: "output", "exception" or "input".
         type: The type of the value, with its module.
-        bytes: Storage bytes of the tensors that would be freed if these names, and nothing
-            else, let go.
-        reachable_bytes: Of all tensors that it leads to; others may keep them too.
+        bytes: Storage bytes of the tensors that would be freed by dropping only these names.
+        reachable_bytes: Bytes of all tensors that it leads to; others may keep them too.
         tensors: Tensors that would be freed.
     """
 
@@ -207,15 +199,15 @@ class NotebookHolder(PlainRow):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class HoldersReport(Report, Sequence[NotebookHolder]):
-    """What keeps values of the past: a sequence of `NotebookHolder`, most bytes first.
+    """A notebook's holders: a sequence of `NotebookHolder`, most bytes first.
 
     Attributes:
         holders: The holders.
-        total_bytes: What would be freed if all of them let go together: more than the sum
-            where two keep the same tensor.
-        released: True if they had been released when this was returned.
-        unfollowed: Nodes and tensors of an autograd graph of more than 20,000 nodes that
-            were not looked at; what only these keep is not counted.
+        total_bytes: Bytes freed by dropping all of them together: more than the sum if two
+            keep the same tensor.
+        released: True after `release_holders`.
+        unfollowed: Nodes and tensors beyond the first 20,000 nodes of an autograd graph;
+            tensors that only these keep are not counted.
     """
 
     schema = "neutracer.holders/1"
@@ -235,29 +227,24 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
     def __len__(self) -> int:
         return len(self.holders)
 
-    def __iter__(self) -> Iterator[NotebookHolder]:
-        return iter(self.holders)
-
     def document(self) -> Document:
         """The report as a page."""
-        done = "let go of" if self.released else "kept by"
-        facts = (f"{format_bytes(self.total_bytes)} {done} {self._count()}",)
+        done = "released from" if self.released else "kept by"
+        count = format_count(len(self.holders), "holder")
+        facts = (f"{format_bytes(self.total_bytes)} {done} {count}",)
         blocks: tuple[Block, ...] = self.finding_blocks()
         if self.holders:
             blocks += (self._table(),)
         else:
-            blocks += (Paragraph("No output and no past exception keeps anything."),)
+            blocks += (Paragraph("No outputs or past exceptions are held."),)
         if self.unfollowed:
             blocks += (
                 Paragraph(
-                    f"The autograd graph is large: {format_count(self.unfollowed, 'object')} in "
-                    "it, and what they lead to, were not counted."
+                    f"The autograd graph is large: {format_count(self.unfollowed, 'object')} "
+                    "and everything beyond were not counted."
                 ),
             )
         return Document("Outputs and past exceptions", facts, blocks, more="all: .holders")
-
-    def _count(self) -> str:
-        return format_count(len(self.holders), "holder")
 
     def _table(self) -> Table:
         rows = tuple(
@@ -271,7 +258,7 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
         )
         left = len(self.holders) - len(rows)
         notes = (f"{format_count(left, 'smaller one')} not shown",) if left else ()
-        return Table("Who keeps what", rows, ("", "", "would go", "leads to"), notes)
+        return Table("Holders", rows, ("", "", "freed", "reachable"), notes)
 
 
 def _names_text(names: Sequence[str]) -> str:
@@ -279,19 +266,18 @@ def _names_text(names: Sequence[str]) -> str:
 
 
 def notebook_holders() -> HoldersReport:
-    """List what a notebook's outputs and past exceptions keep, in bytes of tensors.
+    """List a notebook's outputs and past exceptions with the tensor bytes that they keep.
 
-    These are IPython's `Out`, `_`, `__`, `___` and `_1`, `_2`, …, with its own copies of
-    them; `sys.last_exc`, `last_value` and `last_traceback`, with the tracebacks that IPython
-    keeps beside them; and the interactive interpreter's `_`. The input history `In` is
-    listed too; it is text and keeps no tensor. What autograd holds counts too, so an output
-    that keeps a graph has the graph's bytes. Nothing changes.
+    These are IPython's `Out`, `_`, `__`, `___` and `_1`, `_2`, …, with its internal copies;
+    `sys.last_exc`, `last_value` and `last_traceback`, with IPython's own tracebacks; and the
+    interactive interpreter's `_`. The input history `In` is listed too, but keeps no tensor.
+    An output that keeps an autograd graph has the graph's bytes. Nothing is changed.
 
     Returns:
-        The holders, most bytes first. Nothing in it refers to an object of the program.
+        The holders, most bytes first. The report refers to no object of the program.
 
     Raises:
-        UnavailableError: A memory layout is not known.
+        UnavailableError: A memory layout is unknown.
 
     Example:
         >>> notebook_holders().released
@@ -301,16 +287,16 @@ def notebook_holders() -> HoldersReport:
 
 
 def release_holders() -> HoldersReport:
-    """Let go of exactly what `notebook_holders` lists, except the input history.
+    """Drop exactly the references that `notebook_holders` lists, except the input history.
 
-    What nothing else keeps is freed at once, where no cycle is in the way. Outputs can then
-    no longer be shown by their number, and a debugger has no exception to look at.
+    Values without another holder are freed at once unless they are in a cycle. Outputs are
+    then no longer available by number, nor the last exception to a debugger.
 
     Returns:
-        What was let go of, as `notebook_holders` would have listed it.
+        The released holders, as `notebook_holders` would have listed them.
 
     Raises:
-        UnavailableError: A memory layout is not known; nothing was let go of.
+        UnavailableError: A memory layout is unknown; nothing was released.
     """
     holdings = find_holdings()
     report = _report(holdings, released=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A described part of the object graph, as plain data.
 
-Nothing here refers to an object of the program: you can keep, send and write a graph long
-after its objects are gone. Text comes from the program and is not escaped here.
+Nothing here refers to an object of the program: a graph can outlive its objects. Text comes from
+the program and is not escaped here.
 
 Example:
     >>> graph = GraphData(
@@ -25,13 +25,11 @@ from neutracer.render.document import Place
 from neutracer.render.report import PlainRow
 from neutracer.units import format_bytes
 
-#: The most boxes in a picture, unless more are requested: what can be read at a glance.
+#: Default limits of boxes in a picture, and on a page, which can be searched.
 MOST_NODES = 60
-
-#: The most boxes on a page, unless more are requested: a page can be searched.
 MOST_ON_PAGE = 200
 
-# How an edge's name is written for readers, by the kind of reference.
+# Display forms of an edge's name, by the kind of reference.
 _FORMS = {
     "attribute": ".{}",
     "instance_dict": ".{}",
@@ -65,7 +63,7 @@ class Allocation:
 
     Attributes:
         frames: The stack, innermost frame first.
-        age_us: Microseconds since then; None where PyTorch gives no time.
+        age_us: Microseconds since then; None if PyTorch gives no time.
     """
 
     frames: tuple[Place, ...]
@@ -74,18 +72,18 @@ class Allocation:
 
 @dataclass(frozen=True)
 class TensorFacts(PlainRow):
-    """What a tensor was when it was looked at.
+    """The facts of a tensor at the time of the inspection.
 
     Attributes:
         shape: Its sizes.
         dtype: "float32".
         device: "cuda:0".
         storage_bytes: Bytes of its whole storage, which views share.
-        storage: A number that views of one storage share; 0 where it has none.
-        data_ptr: The device address at which the storage begins; 0 where it has none.
-        requires_grad: As torch says.
-        frames: Where its memory was allocated, innermost first; empty where unknown.
-        age_us: How long ago its memory was allocated, in microseconds; None where unknown.
+        storage: An id that views of one storage share; 0 without a storage.
+        data_ptr: The device address of the storage; 0 without a storage.
+        requires_grad: As in torch.
+        frames: The stack of its allocation, innermost first; empty if unknown.
+        age_us: Microseconds since its allocation; None if unknown.
     """
 
     shape: tuple[int, ...]
@@ -106,16 +104,16 @@ class Node:
     Attributes:
         id: Its number in the graph: its position in `GraphData.nodes`.
         type: Its type with its module: "train.Callback".
-        label: What it is in a few words: "Callback", "method view", "dict of 12".
+        label: A short description: "Callback", "method view", "dict of 12".
         kind: "object", "tensor", "function", "method", "cell", "frame", "traceback",
             "exception", "container", "type", "module", "leaf", "autograd" (a node of
-            PyTorch's graph), "root" (what keeps a chain alive), "folded".
-        place: Where it is defined or runs; None where unknown.
-        bytes: Bytes of tensor memory that it holds itself (a tensor's storage).
-        count: How many objects it represents.
+            PyTorch's graph), "root" (the start of a chain), "folded".
+        place: Where it is defined or runs; None if unknown.
+        bytes: Bytes of its own storage, for a tensor.
+        count: The number of objects it represents.
         tensor: The facts of a tensor, or None.
-        is_strong: Python makes no weak references to it: its class has `__slots__` without
-            `__weakref__`, say.
+        is_strong: True if it has no weak references: its class has `__slots__` without
+            `__weakref__`, for example.
     """
 
     id: int
@@ -134,13 +132,13 @@ class Edge:
     """A reference.
 
     Attributes:
-        source: The id of the node that refers.
-        target: The id of the node that is referred to.
-        name: Its name alone: "view_callback", "'key'", "3"; "" where only C knows it.
-        kind: How it is held: "attribute", "item", "value", "closure_variable", "local",
-            "autograd" and so on: the keys of the forms above.
-        in_cycle: It is a part of the cycle that the graph is about.
-        cut: It is the one to break.
+        source: The id of the referring node.
+        target: The id of the node referred to.
+        name: Its bare name: "view_callback", "'key'", "3"; "" if only C knows it.
+        kind: "attribute", "item", "value", "closure_variable", "local", "autograd" and so on:
+            a key of `_FORMS`.
+        in_cycle: True for a part of the cycle shown.
+        cut: True for the reference to break.
     """
 
     source: int
@@ -152,20 +150,19 @@ class Edge:
 
     @property
     def text(self) -> str:
-        """The name in words: ".view_callback", "[3]", "local x"."""
+        """The name for display: ".view_callback", "[3]", "local x"."""
         return _FORMS.get(self.kind, "{}").format(self.name)
 
 
-# Annotations are objects in this module, not text, for the classes that inherit the fields.
 @dataclass(frozen=True)
 class GraphData:
-    """Nodes and edges, with what was left out in words.
+    """Nodes and edges with a title and notes.
 
     Attributes:
         nodes: The nodes; a node's id is its position.
         edges: The edges between them.
         title: The finding in one or two lines, shown above a picture; may be empty.
-        notes: What was folded or left out, one sentence each.
+        notes: Sentences on folded and omitted objects.
     """
 
     nodes: tuple[Node, ...]
@@ -175,7 +172,7 @@ class GraphData:
 
 
 def devices_text(device_bytes: Mapping[str, int]) -> str:
-    """Bytes of tensors by device, in words.
+    """Formats bytes by device.
 
     Example:
         >>> devices_text({"cuda:0": 64 << 20, "cpu": 512})
@@ -186,7 +183,7 @@ def devices_text(device_bytes: Mapping[str, int]) -> str:
 
 
 def devices_sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """Bytes by device of both, the devices of the first one first."""
+    """Adds bytes by device, in the order of the first mapping."""
     devices = dict(one)
     for name, size in other.items():
         devices[name] = devices.get(name, 0) + size

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes, devices and labels of Python objects and tensors, read without running their code."""
+"""Objects and tensors with known contents, from which the core learns memory layouts.
+
+The core compares their memory with the facts given here and trusts only what fits every probe.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,13 @@ from typing import Any
 
 # ---- Probes ------------------------------------------------------------------------------
 
-# Objects with known contents, from which the core learns how Python lays out objects.
-#
-# The core compares an object's memory with what this module says of it, and gives names only
-# to what it finds. Nothing here is useful elsewhere.
-
 
 class _Thing:
     """A referent, or an object with attributes."""
 
 
 def objects() -> list[tuple[object, dict[str, object]]]:
-    """Objects and their attributes: one with a gap, and one whose dict was looked at."""
+    """Objects and their attributes, one of them with a materialized dict."""
     known: list[tuple[object, dict[str, object]]] = []
     for touched in (False, True):
         probe = _Thing()
@@ -59,7 +57,7 @@ def _over(argument: object) -> types.FrameType:
 
 
 def frames() -> list[tuple[object, dict[str, object]]]:
-    """A suspended generator and the frame of a call that is over, with their variables."""
+    """A suspended generator and a finished frame, with their variables."""
     thing = _Thing()
     generator = _suspended(thing)
     reader = next(generator)
@@ -99,7 +97,7 @@ def _begun(argument: object, step: Callable[[object], Any]) -> object:
 
 def _begun_async(argument: object) -> object:
     generator = _in_async_generator(argument)
-    # Event loops are notified when an asynchronous generator begins; this one stays hidden.
+    # Hide the generator from event loops.
     hooks = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(None, None)
     try:
@@ -111,8 +109,7 @@ def _begun_async(argument: object) -> object:
 
 
 def borrowers() -> list[tuple[object, object, int]]:
-    """Suspended objects in the middle of an expression, an operand of each, and how often
-    the object holds it."""
+    """Objects suspended in an expression, an operand of each, and its references to that."""
     makers: list[Callable[[object], object]] = [
         functools.partial(_begun, step=step) for step in (_in_list, _in_call, _in_coroutine)
     ]
@@ -127,7 +124,7 @@ def borrowers() -> list[tuple[object, object, int]]:
 
 
 def _held(probe: object, kind: type) -> object:
-    """The one thing of a type that an object holds, or something that it does not."""
+    """The only referent of a type, or an unrelated object."""
     found = [thing for thing in gc.get_referents(probe) if type(thing) is kind]
     return found[0] if len(found) == 1 else object()
 
@@ -220,7 +217,7 @@ def _others() -> list[tuple[object, str, object]]:
 
 
 def fields() -> list[tuple[object, str, object]]:
-    """(object, the name of a field of its type, what that field holds), each type twice."""
+    """(object, name of a field, value of the field) triples, each type twice."""
     if sys.implementation.name != "cpython":
         return []
     return [row for _ in range(2) for part in (_iterators, _cached, _others) for row in part()]
@@ -228,14 +225,10 @@ def fields() -> list[tuple[object, str, object]]:
 
 # ---- Tensor probes -----------------------------------------------------------------------
 
-# Tensors with known facts, from which the core learns how torch lays out tensors.
-#
-# The core compares the bytes of a tensor with what torch says of it here, and trusts only what
-# fits every probe. All probes are small and on the CPU or on "meta"; this module does not
-# import torch.
+# All tensors are small and on the CPU or on "meta"; this module does not import torch.
 
 _CPU, _META = 0, 14
-#: torch's ScalarType numbers, the same in every release.
+#: ScalarType numbers, equal in every release of torch.
 _NUMBERS = {
     "uint8": 0,
     "int8": 1,
@@ -250,7 +243,7 @@ _NUMBERS = {
     "bool": 11,
     "bfloat16": 15,
 }
-#: Likewise; making such a tensor warns.
+#: Likewise, for dtypes whose tensors warn when made.
 _WARNING = {
     "complex32": 8,
     "qint8": 12,
@@ -271,9 +264,9 @@ def _torch() -> Any:
 
 @contextmanager
 def _ordinary(torch: Any, *, grad: bool) -> Iterator[None]:
-    """Make ordinary tensors, whatever modes the program has switched on."""
+    """Disable the program's modes, so that tensors are ordinary ones."""
     with ExitStack() as stack:
-        # First, because switching the others is itself a call that a mode may see.
+        # First: a mode may intercept the calls below.
         stack.enter_context(torch._C.DisableTorchFunction())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.set_grad_enabled(grad))
@@ -284,17 +277,16 @@ def _ordinary(torch: Any, *, grad: bool) -> Iterator[None]:
 
 
 def tensor_type() -> type:
-    """The type that every tensor has at its base, and that holds the C++ tensor."""
+    """The base type of tensors, which holds the C++ tensor."""
     core = _torch()._C
     base: type = core.TensorBase if hasattr(core, "TensorBase") else core._TensorBase
     return base
 
 
 def _facts(tensor: Any, flag: bool | None = None) -> tuple[Any, ...]:
-    """A tensor and what torch says of it; the order is the one that the core reads.
+    """A tensor and its facts, in the core's order.
 
-    `flag` says whether requires_grad was set on it directly; None if autograd never touched
-    it.
+    `flag`: whether requires_grad was set on it directly; None if autograd never touched it.
     """
     storage = tensor.untyped_storage()
     count = tensor._use_count() if hasattr(tensor, "_use_count") else -1
@@ -342,7 +334,7 @@ def _views(torch: Any) -> list[Any]:
 
 
 def _graded(torch: Any) -> list[tuple[Any, bool]]:
-    """Tensors with a place in autograd, and whether requires_grad was set on them."""
+    """Tensors in autograd, and whether requires_grad was set on them."""
     made: list[tuple[Any, bool]] = []
     for size in range(3, 9):
         leaf = torch.ones(size, device="cpu", requires_grad=True)
@@ -362,7 +354,7 @@ def _hook(gradient: Any) -> Any:
 
 
 def layouts() -> list[list[tuple[Any, ...]]]:
-    """Three sets: plain tensors, tensors in autograd, and a mixture to check against."""
+    """Three sets: plain tensors, tensors in autograd, and a mixed set for validation."""
     torch = _torch()
     names = list(_NUMBERS)
     shapes = [(), (3,), (2, 5), (4, 1, 6), (0,), (2, 3, 0, 4), (1, 2, 3, 4, 5)]
@@ -397,7 +389,7 @@ def dtypes() -> list[tuple[Any, str]]:
 
 
 def tensor_fields() -> list[tuple[object, str, object]]:
-    """Fields of the tensor's Python object, as `probes.fields` has them."""
+    """As `fields`, for the tensor's Python object."""
     torch = _torch()
     rows: list[tuple[object, str, object]] = []
     with _ordinary(torch, grad=True):
@@ -413,7 +405,7 @@ def tensor_fields() -> list[tuple[object, str, object]]:
 
 
 def node() -> object:
-    """A node of the autograd graph that torch wrote in C++."""
+    """An autograd node implemented in C++."""
     torch = _torch()
     with _ordinary(torch, grad=True):
         result = torch.ones(2, device="cpu", requires_grad=True) * 2
@@ -422,12 +414,12 @@ def node() -> object:
 
 
 def function_type() -> type:
-    """The base of the nodes of autograd functions that are written in Python."""
+    """The base type of autograd nodes implemented in Python."""
     base: type = _torch()._C._FunctionBase
     return base
 
 
 def private_device() -> str:
-    """The name of the device that a plug-in adds."""
+    """The name of a plug-in's device."""
     name = getattr(_torch()._C, "_get_privateuse1_backend_name", None)
     return str(name()) if name is not None else "privateuseone"

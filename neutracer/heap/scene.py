@@ -31,16 +31,12 @@ from neutracer.units import format_bytes, format_count
 
 # ---- Merge -------------------------------------------------------------------------------
 
-# Several nodes as one, and several edges as one: what stays true of all of them.
-
-# The types of a mixed run that are named.
+# Named types of a mixed run.
 _NAMED_TYPES = 3
 
 
 def merged_node(number: int, nodes: Sequence[Node]) -> Node:
-    """One node for all of them, with their count; a single one is itself.
-
-    Bytes are added up with each storage counted once.
+    """Merge nodes into one with their count and bytes, each storage once.
 
     Example:
         >>> merged_node(0, [Node(4, "builtins.list", "list of 1")] * 7).label
@@ -99,7 +95,7 @@ def _tensor(tensors: Sequence[TensorFacts | None]) -> TensorFacts | None:
 
 
 def merged_edges(edges: Iterable[Edge]) -> tuple[Edge, ...]:
-    """Edges of one kind between the same two nodes as one, named "first … last"."""
+    """Merge parallel edges of one kind into one, named "first … last"."""
     found: dict[tuple[int, int, str, bool, bool], list[str]] = {}
     for edge in edges:
         key = (edge.source, edge.target, edge.kind, edge.in_cycle, edge.cut)
@@ -113,51 +109,40 @@ def merged_edges(edges: Iterable[Edge]) -> tuple[Edge, ...]:
 
 # ---- Fold --------------------------------------------------------------------------------
 
-# Makes large graphs small enough to read, and says in words what was done.
-#
-# Three steps, each only where the one before left too much: the middle of a long cycle
-# becomes one node; runs of alike objects become one node each; what is furthest from the
-# cycle is left out. Objects are alike when they are of one type and shape and have alike
-# neighbours. The result is a graph again, whose notes say what was folded.
-#
-# Example:
-#     >>> ring = range(100)
-#     >>> graph = GraphData(
-#     ...     nodes=tuple(Node(i, "app.Link", "Link") for i in ring),
-#     ...     edges=tuple(Edge(i, (i + 1) % 100, "next", "attribute", in_cycle=True) for i in ring),
-#     ... )
-#     >>> small = fold(graph)
-#     >>> len(small.nodes), small.notes
-#     (7, ('The cycle has 100 objects; 94 of them, in its middle, are folded into one.',))
+# Three steps, each only if the last left too many nodes: fold the middle of a long cycle, fold
+# runs of alike objects (equal type, shape and neighbours), drop the nodes furthest from the cycle.
 
-# A graph up to this size needs no folding.
+# Graphs of at most this many nodes are not folded.
 _SMALL = 16
 
-# From so many on, similar objects become one: fewer are seen at a glance.
+# The fewest alike objects to fold.
 _SHORTEST_RUN = 6
 
-# A cycle up to this long is drawn whole; of a longer one, so many objects are kept at
-# the edge to cut, on either side, and so many of those in its middle that hold a tensor.
+# The longest cycle drawn whole; of longer ones, the objects kept on each side of the cut, and the
+# most tensor holders kept in the middle.
 _LONGEST_CYCLE = 12
 _KEPT_ENDS = 3
 _KEPT_HOLDERS = 4
 
-# How far the neighbours reach that decide which objects are alike.
+# The distance to which neighbours of alike objects must match.
 _ROUNDS = 3
 
-# Tensors that stay apart when everything else is folded by type.
+# Tensors that are not folded by type.
 _KEPT_TENSORS = 8
 
 
 def fold(graph: GraphData, most_nodes: int = MOST_NODES) -> GraphData:
-    """A graph of at most about `most_nodes` nodes that shows the same.
+    """Fold a graph to at most about `most_nodes` nodes; notes say what was folded.
 
-    Args:
-        graph: The graph.
-        most_nodes: How many nodes it may have; from 1.
-
-    Returns:
-        The graph itself where it is small and its cycle short.
+    Example:
+        >>> ring = range(100)
+        >>> graph = GraphData(
+        ...     nodes=tuple(Node(i, "app.Link", "Link") for i in ring),
+        ...     edges=tuple(Edge(i, (i + 1) % 100, "", "attribute", True) for i in ring),
+        ... )
+        >>> small = fold(graph)
+        >>> len(small.nodes), small.notes
+        (7, ('The cycle has 100 objects; 94 of them, in its middle, are folded into one.',))
     """
     ring = cycle_order(graph)
     if len(graph.nodes) <= _SMALL and len(graph.nodes) <= most_nodes:
@@ -171,7 +156,7 @@ def fold(graph: GraphData, most_nodes: int = MOST_NODES) -> GraphData:
 
 
 def cycle_order(graph: GraphData) -> list[int]:
-    """The nodes of the marked cycle, from after the edge to cut to before it."""
+    """The nodes of the marked cycle in order, starting after the cut."""
     marked = [edge for edge in graph.edges if edge.in_cycle]
     after: dict[int, int] = {}
     for edge in marked:
@@ -187,7 +172,7 @@ def cycle_order(graph: GraphData) -> list[int]:
 
 
 def _fixed_keys(graph: GraphData, ring: Sequence[int]) -> dict[int, Hashable]:
-    """What is drawn unchanged, and the middle of a long cycle, by the key of its group."""
+    """Group keys of the nodes drawn unchanged and of the middle of a long cycle."""
     fixed: dict[int, Hashable] = {
         node.id: ("node", node.id) for node in graph.nodes if node.kind == "root"
     }
@@ -217,14 +202,14 @@ def _kept_of_cycle(graph: GraphData, ring: Sequence[int]) -> set[int]:
         for edge in graph.edges
         if edge.source in place and not edge.in_cycle and graph.nodes[edge.target].bytes
     }
-    # Where each object of the cycle holds one, those in its middle say nothing more.
+    # If every object of the cycle holds a tensor, the middle ones add nothing.
     return kept | holders if len(holders - kept) <= _KEPT_HOLDERS else kept
 
 
 def _fixed_near(
     graph: GraphData, fixed: dict[int, Hashable], most_nodes: int
 ) -> dict[int, Hashable]:
-    """The fixed ones, with the largest tensors and what the cycle refers to, where it fits."""
+    """`fixed` plus the largest tensors and, if they fit, the cycle's referents."""
     by_bytes = sorted(graph.nodes, key=lambda node: -node.bytes)[:_KEPT_TENSORS]
     near = {node.id for node in by_bytes if node.bytes}
     whole = {node for node, key in fixed.items() if key == ("node", node)}
@@ -234,7 +219,6 @@ def _fixed_near(
 
 
 def _grouped(colours: list[int], fixed: dict[int, Hashable]) -> list[Hashable]:
-    """For each node the key of its group."""
     sizes = Counter(colours)
     return [
         fixed.get(i, ("alike", colour) if sizes[colour] >= _SHORTEST_RUN else ("node", i))
@@ -243,7 +227,7 @@ def _grouped(colours: list[int], fixed: dict[int, Hashable]) -> list[Hashable]:
 
 
 def _colours(graph: GraphData, fixed: dict[int, Hashable]) -> list[int]:
-    """Equal numbers for nodes that look alike up to some references away."""
+    """Equal numbers for nodes whose surroundings look alike, to a distance of `_ROUNDS`."""
     colours = _numbered(fixed.get(node.id) or _looks(node) for node in graph.nodes)
     for _ in range(_ROUNDS):
         around: list[set[Hashable]] = [set() for _ in colours]
@@ -251,7 +235,7 @@ def _colours(graph: GraphData, fixed: dict[int, Hashable]) -> list[int]:
             around[edge.source].add((edge.kind, colours[edge.target]))
             around[edge.target].add((colours[edge.source], edge.kind))
         colours = _numbered(
-            fixed.get(i) or (colours[i], frozenset(seen)) for i, seen in enumerate(around)
+            fixed.get(i) or (colours[i], frozenset(near)) for i, near in enumerate(around)
         )
     return colours
 
@@ -259,7 +243,7 @@ def _colours(graph: GraphData, fixed: dict[int, Hashable]) -> list[int]:
 def _rough_colours(
     graph: GraphData, fixed: dict[int, Hashable], kept: dict[int, Hashable]
 ) -> list[int]:
-    """Equal numbers for nodes of one type that are equally far from the cycle."""
+    """Equal numbers for nodes of one type at one distance from the cycle."""
     near: dict[Hashable, list[Hashable]] = {node.id: [] for node in graph.nodes}
     for edge in graph.edges:
         near[edge.source].append(edge.target)
@@ -286,10 +270,9 @@ def _looks(node: Node) -> Hashable:
 def _cut_far(
     graph: GraphData, keys: list[Hashable], fixed: dict[int, Hashable], most_nodes: int
 ) -> list[Hashable | None]:
-    """The keys, with None for the nodes of groups that are too far away to be drawn.
+    """The keys, with None for groups too far away to draw.
 
-    The largest tensors are drawn however far they are, with the way to them, up to half of
-    the picture.
+    The largest tensors and the ways to them are always drawn, up to half of the picture.
     """
     if len(set(keys)) <= most_nodes:
         return list(keys)
@@ -307,12 +290,9 @@ def _cut_far(
         if len(ways.keys() | way) <= most_nodes // 2:
             ways.update(dict.fromkeys(way))
     rest = [*before, *(key for key in near if key not in before)]
-    drawn = set(list(dict.fromkeys([*_starts(before), *ways, *rest]))[:most_nodes])
+    starts = [key for key, other in before.items() if key == other]
+    drawn = set(list(dict.fromkeys([*starts, *ways, *rest]))[:most_nodes])
     return [key if key in drawn else None for key in keys]
-
-
-def _starts(before: dict[Hashable, Hashable]) -> list[Hashable]:
-    return [key for key, other in before.items() if key == other]
 
 
 def _way_to(key: Hashable, before: dict[Hashable, Hashable]) -> list[Hashable]:
@@ -325,10 +305,7 @@ def _way_to(key: Hashable, before: dict[Hashable, Hashable]) -> list[Hashable]:
 def _spread(
     near: dict[Hashable, list[Hashable]], start: Sequence[Hashable]
 ) -> dict[Hashable, Hashable]:
-    """Each key that can be reached with the one before it on the way, the nearest first.
-
-    References count in either direction. A key to start from comes before itself.
-    """
+    """Breadth-first search: each reachable key with its predecessor; a start has itself."""
     before: dict[Hashable, Hashable] = {key: key for key in start or [next(iter(near))]}
     queue = deque(before)
     while queue:
@@ -355,7 +332,6 @@ def _folded(graph: GraphData, ring: Sequence[int], keys: Sequence[Hashable | Non
 
 
 def _moved(edges: Iterable[Edge], ends: Sequence[int | None], runs: set[int]) -> Iterable[Edge]:
-    """The edges between groups; those inside the folded middle of a cycle go."""
     for edge in edges:
         source, target = ends[edge.source], ends[edge.target]
         if source is not None and target is not None and (source != target or source not in runs):
@@ -386,17 +362,10 @@ def _notes(members: dict[Hashable, list[Node]], length: int, left_out: int) -> l
 
 # ---- Scene -------------------------------------------------------------------------------
 
-# What a picture of a graph shows, before it is drawn: boxes, arrows, words.
-#
-# All text here is clean (`neutracer.render.document`), cut to what a picture has room for, and
-# without markup; whoever writes it into a format escapes it for that format.
-#
-# Example:
-#     >>> drawn = scene(GraphData((Node(0, "app.Ring", "Ring", bytes=64 << 20),), ()))
-#     >>> drawn.boxes[0].lines, drawn.boxes[0].role
-#     (('Ring', '64 MiB'), 'tensor')
+# Text of a scene is clean (`neutracer.render.document`), shortened and free of markup; each output
+# format escapes it.
 
-# Columns of text; a picture of a few boxes in a row then fits a page.
+# Columns of text, so that a few boxes in a row fit a page.
 _TITLE_COLUMNS = 116
 _LABEL_COLUMNS = 34
 _PLACE_COLUMNS = 34
@@ -405,12 +374,12 @@ _EDGE_COLUMNS = 26
 _MOST_TITLE_LINES = 6
 _MOST_NOTES = 6
 
-# Parallel edges are named up to this many.
+# Names shown on parallel edges.
 _MOST_NAMES = 3
 
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
-# A file of such a name is known by its folder.
+# Files shown with their folder.
 _NAMELESS_FILES = ("__init__.py", "__main__.py")
 
 
@@ -421,9 +390,9 @@ class Box:
     Attributes:
         lines: Its text, one line or more.
         role: "tensor", "cycle" (a part of the marked cycle), "root" or "plain".
-        rounded: An object of Python; what lives in C++, and a root, has corners.
-        stacked: It represents several.
-        size: From 0 to 1, how large its bytes are among the others'.
+        rounded: True for a Python object; C++ objects and roots have corners.
+        stacked: True if it represents several objects.
+        size: Its bytes relative to the largest box, 0 to 1.
     """
 
     lines: tuple[str, ...]
@@ -438,8 +407,8 @@ class Arrow:
     """One or more references between two boxes.
 
     Attributes:
-        tail: The box that refers, by its position.
-        head: The box that is referred to.
+        tail: The position of the referring box.
+        head: The position of the box referred to.
         lines: The text beside it; may be empty.
         role: "cut" (the one to break), "cycle" or "plain".
     """
@@ -461,11 +430,17 @@ class Scene:
 
 
 def scene(graph: GraphData) -> Scene:
-    """What a picture of the graph, as it is, shows."""
+    """The picture of a graph.
+
+    Example:
+        >>> drawn = scene(GraphData((Node(0, "app.Ring", "Ring", bytes=64 << 20),), ()))
+        >>> drawn.boxes[0].lines, drawn.boxes[0].role
+        (('Ring', '64 MiB'), 'tensor')
+    """
     in_cycle = {end for e in graph.edges if e.in_cycle for end in (e.source, e.target)}
     largest = max((node.bytes for node in graph.nodes), default=0)
     smallest = min((node.bytes for node in graph.nodes if node.bytes), default=0)
-    # Boxes that are all of one size tell nothing, and stay as small as their text.
+    # If all boxes have one size, they stay as small as their text.
     scale = largest if largest > smallest else 0
     return Scene(
         title=_title(graph.title),
@@ -484,7 +459,7 @@ def _title(title: str) -> tuple[str, ...]:
 
 
 def _balanced(text: str) -> list[str]:
-    """The text in as few lines as it takes, none of them a single leftover word."""
+    """Wraps text into the fewest lines, of similar length."""
     count = len(wrap(text, _TITLE_COLUMNS))
     columns = display_width(text) // count
     while count > 1 and columns < _TITLE_COLUMNS and len(wrap(text, columns)) > count:
@@ -525,9 +500,9 @@ def _node_label(label: str) -> list[str]:
 def _tensor_lines(label: str, node: Node, tensor: TensorFacts) -> list[str]:
     shape = f"[{', '.join(map(str, tensor.shape))}] {clean(tensor.dtype)}"
     shape = shorten_right(shape, _LABEL_COLUMNS)
-    # A label may tell the shape already.
-    first = label if "[" in label else f"{label}  {shape}"
-    lines = [first] if display_width(first) <= _LABEL_COLUMNS + 6 else [*_node_label(label), shape]
+    # The label may have the shape already.
+    whole = label if "[" in label else f"{label}  {shape}"
+    lines = [whole] if display_width(whole) <= _LABEL_COLUMNS + 6 else [*_node_label(label), shape]
     device = shorten_right(clean(tensor.device), 16)
     lines.append(f"{device}  {_node_bytes(node)}")
     if tensor.frames:
@@ -540,7 +515,6 @@ def _node_bytes(node: Node) -> str:
 
 
 def _where(place: Place, *, with_function: bool = False) -> str:
-    """File and line, without the folders that every file of a program has."""
     parts = clean(place.location).replace("\\", "/").split("/")
     kept = 2 if parts[-1].startswith(_NAMELESS_FILES) else 1
     where = shorten_left("/".join(parts[-kept:]), _PLACE_COLUMNS)
@@ -549,7 +523,7 @@ def _where(place: Place, *, with_function: bool = False) -> str:
 
 
 def _arrows(edges: tuple[Edge, ...]) -> tuple[Arrow, ...]:
-    """Edges between the same two boxes and of the same role become one arrow."""
+    """One arrow for all edges of one role between two boxes."""
     found: dict[tuple[int, int, str], list[str]] = {}
     for edge in edges:
         role = "cut" if edge.cut else "cycle" if edge.in_cycle else "plain"
@@ -578,36 +552,24 @@ def node_words(node: Node) -> str:
 
 # ---- Plan --------------------------------------------------------------------------------
 
-# A scene as Graphviz's attributes, and these as DOT text.
-#
-# The one plan is what the drawing process hands to cgraph and what the DOT text says, so
-# that `dot` draws the text as `to_svg()` draws the graph. A label is escaped for what
-# Graphviz reads in it: backslash escapes and HTML entities. Names are our own: n0, n1.
-#
-# Example:
-#     >>> from neutracer.heap.scene import scene
-#     >>> from neutracer.heap.objects import Edge, GraphData, Node
-#     >>> nodes = (Node(0, "app.Ring", 'a "ring"'), Node(1, "list", "list"))
-#     >>> text = dot_text(plan(scene(GraphData(nodes, (Edge(0, 1, "x", "attribute"),)))))
-#     >>> print(text.splitlines()[-4].split(" class=")[0])
-#       "n0" [label="a \"ring\"" id="n0"
+# The drawing process and the DOT text share one plan, so `dot` draws the text as `to_svg()` draws
+# the graph. Labels escape Graphviz's backslash escapes and HTML entities. Nodes are n0, n1, ….
 
-# The first is what Graphviz measures with where it is there; browsers have one of the rest,
-# none of them wider.
+# Graphviz measures with the first; browsers have one of the others, none of which is wider.
 FONTS = "DejaVu Sans,Verdana,Helvetica,Arial,sans-serif"
 
-# With more boxes than this, nobody can see layers any more, and `dot` takes long.
+# Boxes up to which layers are legible and `dot` is quick.
 _MOST_LAYERED = 300
 
-# With more arrows than this, only the names of the cycle can be read.
+# Arrows up to which names outside the cycle are legible.
 _MOST_NAMED = 120
 
-# Points. A browser shows a point as 4/3 of a pixel.
+# Points.
 _TITLE_SIZE = "12"
 _TEXT_SIZE = "11"
 _SMALL_SIZE = "9.5"
 
-# Inches that a box of the largest bytes is higher and wider than one of none.
+# Extra inches of the largest box.
 _MORE_HEIGHT = 0.75
 _MORE_WIDTH = 1.0
 
@@ -620,10 +582,10 @@ class Plan:
 
     Attributes:
         engine: The layout: "dot" or "sfdp".
-        graphs: Attributes of the graph; several are tried in this order.
+        graphs: Alternative attributes of the graph, to be tried in this order.
         frame: Attributes of a cluster around all nodes, or None for no cluster.
-        node: What all nodes have.
-        edge: What all edges have.
+        node: Common attributes of nodes.
+        edge: Common attributes of edges.
         nodes: Name and attributes of each node.
         edges: Tail, head and attributes of each edge.
     """
@@ -642,17 +604,12 @@ class Plan:
 
 
 def plan(scene: Scene, *, headings: bool = True) -> Plan:
-    """How Graphviz draws a scene.
-
-    Args:
-        scene: The scene.
-        headings: Whether its title and notes are drawn too.
-    """
+    """Graphviz's attributes for a scene; `headings` includes its title and notes."""
     layered = len(scene.boxes) <= _MOST_LAYERED
     named = layered and len(scene.arrows) <= _MOST_NAMED
-    title = _seen(scene.title) if headings else ()
-    notes = _seen(scene.notes) if headings else ()
-    # A graph has one label: where there are two to show, the title is that of a frame.
+    title = _visible(scene.title) if headings else ()
+    notes = _visible(scene.notes) if headings else ()
+    # A graph has one label, so the title becomes the label of a frame.
     framed = layered and bool(title)
     graph = {
         "bgcolor": LIGHT.page,
@@ -687,8 +644,8 @@ def plan(scene: Scene, *, headings: bool = True) -> Plan:
     )
 
 
-def _seen(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """The lines, or none if all are blank: a graph's label that is only "\\n" ends Graphviz 14."""
+def _visible(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """The lines, or none if all are blank: a graph label of only "\\n" crashes Graphviz 14."""
     return lines if any(line.strip() for line in lines) else ()
 
 
@@ -708,7 +665,6 @@ def _heading(
 
 
 def _edge_label(lines: tuple[str, ...], end: str = r"\n") -> str:
-    """Lines as a label; `end` sets each of them in the middle, or at the left."""
     return end.join(line.replace("\\", "\\\\").replace("&", "&amp;") for line in lines)
 
 
@@ -741,7 +697,7 @@ def _edge(arrow: Arrow, name: str, named: bool) -> Attributes:
     colour = LIGHT.grey if arrow.role == "plain" else LIGHT.red
     attributes = {"id": name, "class": f"nt-{arrow.role}", "color": colour, "fontcolor": colour}
     if arrow.lines and (named or arrow.role != "plain"):
-        # The spaces, and a line below a bold arrow's name, keep a label off its line.
+        # Spaces, and a blank line below a bold arrow's name, keep the label off the line.
         below = (" ",) * (arrow.role != "plain")
         attributes["label"] = _edge_label((*(f" {line} " for line in arrow.lines), *below))
     attributes["penwidth"] = "0.8" if arrow.role == "plain" else "1.9"
@@ -775,18 +731,14 @@ def _statement(what: str, attributes: Attributes | None) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    # Inside quotes a backslash means something before a quote and at a line's end only,
-    # and the labels have theirs doubled.
+    # In quotes a backslash is special only before a quote or a line's end; labels double theirs.
     return '"' + text.replace('"', '\\"') + '"'
 
 
 # ---- Svg ---------------------------------------------------------------------------------
 
-# SVG of one known form, whoever laid the picture out.
-#
-# It reads what Graphviz wrote, and rewrites it with a short list of elements and attributes,
-# so that only shapes and text reach a page. Each box is a `<g class="nt-node nt-tensor"
-# data-node="3">`, each arrow a `<g class="nt-edge nt-cut" data-edge="0">`.
+# Normalizes SVG from either layout engine, with an allow-list of elements and attributes. Boxes are
+# `<g class="nt-node nt-tensor" data-node="3">`, arrows `<g class="nt-edge nt-cut" data-edge="0">`.
 
 _SVG = "{http://www.w3.org/2000/svg}"
 
@@ -797,7 +749,7 @@ _COLOUR = re.compile(r"#[0-9a-f]{6}|none|transparent|black|white")
 _WORD = re.compile(r"[a-z]+")
 _TRANSFORM = re.compile(r"[-\d.,\sa-z()]+")
 
-# What an element may say, and how a value looks.
+# Allowed attributes by element, with the form of their values.
 _SHAPE = {
     "fill": _COLOUR,
     "stroke": _COLOUR,
@@ -828,17 +780,17 @@ def element(tag: str, attributes: dict[str, str], content: str = "") -> str:
 
 
 def text_of(line: str) -> str:
-    """A line of text as markup, in which spaces side by side are kept apart."""
+    """A line of text as markup; runs of spaces are preserved."""
     return escape(line.replace("\xa0", " ").replace("  ", "\xa0 "))
 
 
 def picture(body: str, box: tuple[float, float, float, float], words: str) -> str:
-    """A whole picture around its parts.
+    """The SVG document.
 
     Args:
-        body: The parts, as markup.
-        box: What of the plane is shown: left, top, width and height, in points.
-        words: The picture in words, for screen readers.
+        body: Its content, as markup.
+        box: The view box: left, top, width and height, in points.
+        words: A description for screen readers.
     """
     shown = {
         "xmlns": "http://www.w3.org/2000/svg",
@@ -855,28 +807,26 @@ def picture(body: str, box: tuple[float, float, float, float], words: str) -> st
 
 
 def parts_of(svg: bytes, scene: Scene, box_words: tuple[str, ...]) -> str:
-    """What Graphviz drew, as a picture in the form of this module.
+    """Normalize Graphviz's output for a scene.
 
     Args:
         svg: Graphviz's output for the scene's plan.
-        scene: What it was asked to draw.
-        box_words: For each box what its tooltip says.
+        scene: The scene.
+        box_words: The tooltip of each box.
 
     Raises:
-        NeutracerError: It is not a picture.
+        NeutracerError: The output is not a picture.
     """
     try:
         root = ElementTree.fromstring(svg)
         left, top, width, height = (float(n) for n in root.get("viewBox", "").split())
     except (ElementTree.ParseError, ValueError) as error:
-        raise NeutracerError(f"Graphviz's picture can't be read: {error}") from error
+        raise NeutracerError(f"cannot read Graphviz's picture: {error}") from error
     body = "".join(_Writer(scene, box_words).children(root))
     return picture(body, (left, top, width, height), " ".join(scene.title) or "Object graph")
 
 
 class _Writer:
-    """Writes Graphviz's elements anew."""
-
     def __init__(self, scene: Scene, box_words: tuple[str, ...]) -> None:
         self._scene = scene
         self._box_words = box_words
@@ -899,7 +849,7 @@ class _Writer:
         if tag == "text":
             return element(tag, attributes, text_of(child.text or ""))
         if tag == "g" and child.get("class") == "graph":
-            # Its first polygon is the page's colour behind all of it.
+            # Its first polygon is the background.
             return element(tag, {"class": "nt-whole", **attributes}, "".join(self.children(child)))
         part = _PART.fullmatch(child.get("id", "")) if tag == "g" else None
         about, title = self._about(part[1], int(part[2])) if part else ({}, "")
@@ -917,13 +867,10 @@ class _Writer:
 
 # ---- Layout ------------------------------------------------------------------------------
 
-# A layout of our own, for pages without Graphviz.
-#
-# Boxes are in columns, each to the right of those that refer to it, except where references
-# close a cycle. An arrow that passes a column has a place in it, like a box, so that it runs
-# between the boxes. The layout is plain and quick, and it never fails.
+# The layout for pages without Graphviz. Boxes are in columns, right of their referrers except where
+# a cycle closes. An arrow reserves a place in each column that it passes, between the boxes.
 
-# Points: what a column of text takes at most, the height of a line, and the gap.
+# Points: the widest character, the height of a line, and the gap.
 _COLUMN = 7.0
 _LINE = 14.0
 _PADDING = 9.0
@@ -932,7 +879,7 @@ _BETWEEN_ROWS = 26.0
 _MARGIN = 12.0
 _TIP = 8.0
 
-# What an arrow takes in a column that it passes, with its name.
+# The height of an arrow with its name in a column that it passes.
 _PASSING = 16.0
 
 # Rounds in which boxes move towards their neighbours.
@@ -941,7 +888,7 @@ _SWEEPS = 6
 
 @dataclass(frozen=True)
 class _Spot:
-    """Where a box is, or an arrow passes: its top left corner and its extent."""
+    """The top left corner and extent of a box, or of an arrow's place in a column."""
 
     x: float
     y: float
@@ -958,12 +905,7 @@ class _Spot:
 
 
 def lay_out(scene: Scene, box_words: tuple[str, ...]) -> str:
-    """A scene as SVG, without its title and notes.
-
-    Args:
-        scene: What to draw.
-        box_words: For each box what its tooltip says.
-    """
+    """A scene as SVG, without title and notes; `box_words` are the tooltips."""
     ranks = _ranks(scene)
     ways, columns = _columns(scene, ranks)
     spots = _spots(scene, columns)
@@ -971,18 +913,17 @@ def lay_out(scene: Scene, box_words: tuple[str, ...]) -> str:
     boxes = [_placed_box(box, i, spots[i], box_words[i]) for i, box in enumerate(scene.boxes)]
     width = max((spot.right for spot in spots.values()), default=0.0)
     height = max((spot.y + spot.height for spot in spots.values()), default=0.0)
-    # To the right of a box there may be a loop, with its name.
+    # Leave room for a loop and its name at the right.
     shown = (-_MARGIN, -_MARGIN, width + 6 * _MARGIN, height + 2 * _MARGIN)
     return picture("".join(boxes + arrows), shown, " ".join(scene.title) or "Object graph")
 
 
 def _last_red(scene: Scene) -> list[tuple[int, Arrow]]:
-    """The arrows with their numbers, those of the cycle over the others."""
     return sorted(enumerate(scene.arrows), key=lambda entry: entry[1].role != "plain")
 
 
 def _ranks(scene: Scene) -> list[int]:
-    """The column of each box: one more than those before it, without the closing edges."""
+    """The column of each box: right of its referrers, closing edges aside."""
     after: list[list[int]] = [[] for _ in scene.boxes]
     referred = [0] * len(scene.boxes)
     for arrow in scene.arrows:
@@ -1002,26 +943,26 @@ def _ranks(scene: Scene) -> list[int]:
 def _finished(after: list[list[int]], referred: list[int]) -> list[int]:
     """The boxes in an order in which most references run forward."""
     order: list[int] = []
-    seen = [False] * len(after)
+    visited = [False] * len(after)
     for start in sorted(range(len(after)), key=lambda box: referred[box]):
-        stack = [] if seen[start] else [(start, iter(after[start]))]
-        seen[start] = True
+        stack = [] if visited[start] else [(start, iter(after[start]))]
+        visited[start] = True
         while stack:
             box, heads = stack[-1]
-            head = next((head for head in heads if not seen[head]), None)
+            head = next((head for head in heads if not visited[head]), None)
             if head is None:
                 order.append(box)
                 stack.pop()
             else:
-                seen[head] = True
+                visited[head] = True
                 stack.append((head, iter(after[head])))
     return order[::-1]
 
 
 def _columns(scene: Scene, ranks: list[int]) -> tuple[list[list[int]], list[list[int]]]:
-    """For each arrow the places on its way, and what is in each column, downwards.
+    """The places on each arrow's way, and the places in each column from the top.
 
-    The first places are the boxes; each column that an arrow passes gives it one more.
+    Places are numbered: first the boxes, then one per column that an arrow passes.
     """
     columns: list[list[int]] = [[] for _ in range(max(ranks, default=-1) + 1)]
     for box, rank in enumerate(ranks):
@@ -1032,7 +973,7 @@ def _columns(scene: Scene, ranks: list[int]) -> tuple[list[list[int]], list[list
         start, end = ranks[arrow.tail], ranks[arrow.head]
         step = 1 if end > start else -1
         way = [arrow.tail]
-        # A large graph has no room for all of them.
+        # A large graph has no room for them.
         for rank in range(start + step, end, step) if count < 4_000 else ():
             columns[rank].append(count)
             way.append(count)
@@ -1043,7 +984,7 @@ def _columns(scene: Scene, ranks: list[int]) -> tuple[list[list[int]], list[list
 
 
 def _settle(columns: list[list[int]], ways: list[list[int]], count: int) -> None:
-    """Orders each column by where the neighbours stand, so that fewer arrows cross."""
+    """Sorts each column by the mean height of neighbours, so that fewer arrows cross."""
     near: list[list[int]] = [[] for _ in range(count)]
     for way in ways:
         for one, other in itertools.pairwise(way):
@@ -1071,7 +1012,7 @@ def _spots(scene: Scene, columns: list[list[int]]) -> dict[int, _Spot]:
         y = (tallest - height) / 2
         widest = max(extents[at][0] for at in column)
         for at in column:
-            # What passes a column runs level as far as that is wide.
+            # A passing arrow runs level over the column's width.
             own_width = extents[at][0] if at < len(scene.boxes) else widest
             own_height = extents[at][1]
             spots[at] = _Spot(x + (widest - own_width) / 2, y, own_width, own_height)
@@ -1129,18 +1070,18 @@ def _placed_box(box: Box, number: int, spot: _Spot, words: str) -> str:
 
 
 def _curve(way: list[_Spot]) -> tuple[str, tuple[float, float], str]:
-    """A path along the way, the place of its name, and the corners of its tip."""
+    """The path of an arrow, the place of its name, and the corners of its tip."""
     tail, head = way[0], way[-1]
     forward = head.x > tail.right
     if not forward and head.right >= tail.x:
         return _loop(tail, head)
-    # The two ways between a pair of boxes run side by side.
+    # Opposite arrows between two boxes run side by side.
     shift = -5.0 if forward else 5.0
     side = 1 if forward else -1
     x, y = (tail.right if forward else tail.x), tail.middle + shift
     end_x, end_y = (head.x if forward else head.right), head.middle + shift
     path = f"M{x:.1f},{y:.1f}"
-    # A name is nearer to the end, where arrows from one box are apart.
+    # Names are near the end, where arrows from one box diverge.
     names = []
     for spot in [*way[1:-1], _Spot(end_x - side * _TIP, end_y, 0, 0)]:
         near, far = (spot.x, spot.right) if forward else (spot.right, spot.x)
@@ -1158,7 +1099,7 @@ def _curve(way: list[_Spot]) -> tuple[str, tuple[float, float], str]:
 
 
 def _loop(tail: _Spot, head: _Spot) -> tuple[str, tuple[float, float], str]:
-    """Out to the right of a column, and back into it."""
+    """An arrow within one column, which leaves and returns at its right."""
     x0, y0 = tail.right, tail.middle + 6
     x1, y1 = head.right + _TIP, head.middle - 6
     out = max(x0, x1) + 36

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`find_tensor_cycles`, `garbage_bytes` and `collect_on_pressure`: the heap searched now."""
+"""`find_tensor_cycles`, `garbage_bytes`, `collect_on_pressure`: search the heap for cycles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -35,14 +35,12 @@ from neutracer.units import format_bytes, format_count, format_share
 
 # ---- Cycles ------------------------------------------------------------------------------
 
-# Which reference cycles hold tensors now, and how much only a collection would free.
-
-# The most shapes that are described; further ones are only counted.
+# Shapes that are described; further ones are only counted.
 _MOST_SHAPES = 200
 
 _NONE_FOUND = (
-    "No reference cycle holds a tensor of the devices in question. Without device= these "
-    "are the accelerators."
+    "No reference cycle holds a tensor of the selected devices; without device= these are "
+    "the accelerators."
 )
 
 _GIB = 1 << 30
@@ -55,13 +53,13 @@ class TensorCyclesReport(Report, Sequence[TensorCycle]):
     Attributes:
         cycles: The cycles by shape, garbage and alive together, most bytes first.
         garbage_bytes: Tensor bytes that only a collection will free, including those outside
-            of cycles that wait for a finalizer.
+            cycles that wait for a finalizer.
         garbage_objects: Objects that a collection would find unreachable now.
-        objects: Objects that were looked at.
-        left_out_objects: Of these, the modules, their namespaces and the types, which connect
-            nearly everything: cycles through them are not listed.
-        other_cycles: Cycles that hold no tensor of the devices in question.
-        untold_shapes: Further shapes that keep tensors; these were only counted.
+        objects: Objects inspected.
+        left_out_objects: Modules, their namespaces and types among them, which connect nearly
+            everything: cycles through these are not listed.
+        other_cycles: Cycles that hold no tensor of the selected devices.
+        untold_shapes: Further shapes that keep tensors, only counted.
     """
 
     schema = "neutracer.tensor_cycles/1"
@@ -84,9 +82,6 @@ class TensorCyclesReport(Report, Sequence[TensorCycle]):
     def __len__(self) -> int:
         return len(self.cycles)
 
-    def __iter__(self) -> Iterator[TensorCycle]:
-        return iter(self.cycles)
-
     @property
     def graph(self) -> ObjectGraph:
         """The cycles that keep most, side by side."""
@@ -94,7 +89,7 @@ class TensorCyclesReport(Report, Sequence[TensorCycle]):
 
     def document(self) -> Document:
         facts = [
-            f"{format_count(self.objects, 'object')} looked at",
+            f"{format_count(self.objects, 'object')} inspected",
             f"{format_bytes(self.garbage_bytes)} that only a collection frees",
         ]
         blocks: tuple[Block, ...] = self.finding_blocks()
@@ -115,34 +110,35 @@ class TensorCyclesReport(Report, Sequence[TensorCycle]):
                 "which connect most of a program."
             )
         if self.other_cycles:
-            sentences.append(f"{format_count(self.other_cycles, 'other cycle')} without them.")
+            others = format_count(self.other_cycles, "other cycle")
+            sentences.append(f"{others} without such tensors.")
         if self.untold_shapes:
-            sentences.append(f"{format_count(self.untold_shapes, 'shape')} more were only counted.")
+            sentences.append(f"{format_count(self.untold_shapes, 'more shape')} counted only.")
         return (Paragraph(" ".join(sentences)),) if sentences else ()
 
 
 def find_tensor_cycles(
     device: object = None, min_bytes: int = 0, include_alive: bool = True
 ) -> TensorCyclesReport:
-    """Look now for reference cycles that hold tensors.
+    """Find the reference cycles that hold tensors now.
 
-    The whole heap is walked in C, with the GIL held: some 0.2 microseconds an object.
-    Nothing is collected and nothing is kept alive. A cycle is either garbage, which waits for
-    the collector, or alive: the program still uses it, and will leave it to the collector
-    when it lets go. It skips objects that `gc.freeze` set aside, as a collection does.
+    The whole heap is walked in C with the GIL held, some 0.2 microseconds per object; the walk
+    collects nothing and keeps nothing alive. A cycle is either garbage, which waits for the
+    collector, or alive: still in use, and garbage once the program drops it. Objects set
+    aside by `gc.freeze` are skipped, as in a collection.
 
     Args:
-        device: Whose tensors count: None for those of every accelerator, "cpu", "cuda",
+        device: The devices whose tensors count: None for all accelerators, "cpu", "cuda",
             "cuda:1", or "all".
-        min_bytes: Cycles that keep less are ignored.
-        include_alive: Look for living cycles too.
+        min_bytes: Ignore cycles that keep less.
+        include_alive: Also find cycles that are alive.
 
     Returns:
         The cycles by shape, most bytes first, as a sequence and as a report.
 
     Raises:
-        UnavailableError: torch is not imported, or a memory layout is not known.
-        ValueError: There is no such device, or min_bytes is negative.
+        UnavailableError: torch is not imported, or a memory layout is unknown.
+        ValueError: The device is unknown, or min_bytes is negative.
 
     Example:
         >>> import torch
@@ -157,8 +153,8 @@ def find_tensor_cycles(
     prepare_heap()
     found = core.find_cycles(device_type, index, min_bytes, _MOST_SHAPES, include_alive)
     parts = [(found["garbage"], True), (found["alive"], False)]
-    told = [(part, garbage) for part, garbage in parts if part is not None]
-    cycles = _cycles(told)
+    described = [(part, garbage) for part, garbage in parts if part is not None]
+    cycles = _cycles(described)
     garbage = found["garbage"]
     return TensorCyclesReport(
         cycles=tuple(cycles),
@@ -166,14 +162,14 @@ def find_tensor_cycles(
         garbage_objects=found["dead"],
         objects=found["objects"],
         left_out_objects=found["cut"],
-        other_cycles=sum(part["others"] for part, _ in told),
-        untold_shapes=sum(part["left_out"] for part, _ in told),
+        other_cycles=sum(part["others"] for part, _ in described),
+        untold_shapes=sum(part["left_out"] for part, _ in described),
         findings=ranked(cycle_finding(cycle) for cycle in cycles),
     )
 
 
 def _cycles(parts: Sequence[tuple[dict[str, Any], bool]]) -> list[TensorCycle]:
-    """The core's descriptions, with whether they are garbage, as cycles: most bytes first."""
+    """Build cycles from (description, is garbage) pairs, most bytes first."""
     allocations = allocations_of_live(
         row[6][5]
         for part, _ in parts
@@ -190,17 +186,14 @@ def _cycles(parts: Sequence[tuple[dict[str, Any], bool]]) -> list[TensorCycle]:
 
 
 def garbage_bytes(device: object = None) -> int:
-    """The tensor bytes that nothing but a collection would free.
+    """The tensor bytes that only a collection would free, each storage once.
 
     Args:
         device: As for `find_tensor_cycles`.
 
-    Returns:
-        Bytes of the storages of tensors that are unreachable now, each storage once.
-
     Raises:
-        UnavailableError: torch is not imported, or a memory layout is not known.
-        ValueError: There is no such device.
+        UnavailableError: torch is not imported, or a memory layout is unknown.
+        ValueError: The device is unknown.
 
     Example:
         >>> import sys
@@ -214,8 +207,7 @@ def garbage_bytes(device: object = None) -> int:
 
 
 def cycle_finding(cycle: TensorCycle) -> Finding:
-    """A cycle as a finding: what it keeps, its chain, the reference to break."""
-    where = cycle.place
+    """A cycle as a finding: its chain, its tensors, the reference to break."""
     evidence = [Note(cycle.chain), *(Note(f"keeps {tensor_text(t)}") for t in cycle.tensors[:3])]
     return Finding(
         kind="cycle_garbage" if cycle.garbage else "cycle_alive",
@@ -223,12 +215,11 @@ def cycle_finding(cycle: TensorCycle) -> Finding:
         bytes=cycle.bytes,
         message=cycle.headline,
         evidence=tuple(evidence),
-        advice=(Note(f"break it: {cycle.advice}", place=where),),
+        advice=(Note(f"break it: {cycle.advice}", place=cycle.place),),
     )
 
 
 def _severity(cycle: TensorCycle) -> Severity:
-    """By bytes: what waits for the collector is worse than what will."""
     if not cycle.garbage:
         return Severity.MODERATE if cycle.bytes >= _GIB else Severity.INFO
     if cycle.bytes >= _GIB:
@@ -238,24 +229,22 @@ def _severity(cycle: TensorCycle) -> Severity:
 
 # ---- Cycle run ---------------------------------------------------------------------------
 
-# What a whole program's run left to the garbage collector.
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CycleRunReport(Report):
     """The tensor cycles of a run.
 
     Attributes:
-        program: What was run.
-        exit_code: What it ended with.
-        rank: Its rank, by torch.distributed or its launcher; None where there is none.
-        world_size: How many ranks there are.
-        cycles: By shape, most bytes first: those that the collector found during the run,
-            and those that wait for it at the end.
-        bytes: What they kept, all together.
-        collections: Collections that were watched.
+        program: The script or module.
+        exit_code: Its exit code.
+        rank: Its rank, by torch.distributed or its launcher; None without one.
+        world_size: The number of ranks.
+        cycles: By shape, most bytes first: those collected during the run and those still
+            waiting at its end.
+        bytes: Bytes kept by all of them.
+        collections: Collections watched.
         watch_us: Time inside the watch.
-        refused: Collections that could not be looked at.
+        refused: Collections that could not be inspected.
     """
 
     schema = "neutracer.cycles/1"
@@ -290,7 +279,7 @@ class CycleRunReport(Report):
             kept = f"{format_bytes(self.bytes)} in {format_count(len(self.cycles), 'shape')}"
             blocks = (Paragraph(f"Kept until a collection: {kept} of cycles."), *blocks)
         if self.refused:
-            text = f"{format_count(self.refused, 'collection')} could not be looked at."
+            text = f"{format_count(self.refused, 'collection')} could not be inspected."
             blocks = (*blocks, Paragraph(text))
         return Document(title=os.path.basename(self.program), facts=facts, blocks=blocks)
 
@@ -298,12 +287,12 @@ class CycleRunReport(Report):
 def cycle_run(
     watch: CycleWatch, program: str, exit_code: int, device: object, min_bytes: int
 ) -> CycleRunReport:
-    """Sum up what a watch saw of a program, and what waits for the collector at its end.
+    """Summarize a watched run and the garbage left at its end.
 
     Args:
-        watch: The watch under which it ran.
-        program: What was run, for the title.
-        exit_code: What it ended with.
+        watch: The watch of the run.
+        program: The script or module, for the title.
+        exit_code: Its exit code.
         device: As for `find_tensor_cycles`.
         min_bytes: As for `find_tensor_cycles`.
     """
@@ -329,20 +318,16 @@ def cycle_run(
 
 # ---- Pressure ----------------------------------------------------------------------------
 
-# Collects garbage when a device runs short of memory that garbage holds.
-#
-# Python's collector counts objects, not device memory: a few dead tensors of a gigabyte each
-# don't wake it. A thread looks at the device's use a few times a second, which costs
-# microseconds. When the use passes a bound, it walks the heap for garbage; when there is
-# enough of it, it runs a collection, in the main thread between two bytecodes.
+# A thread polls the device's use, which costs microseconds. Above a bound it walks the heap for
+# garbage, and if there is enough, runs a collection on the main thread between two bytecodes.
 
 _LOGGER = logging.getLogger("neutracer")
 
-# After a walk that found little, the next waits at least so long; each such wait doubles.
+# The wait after a walk that found little garbage; it doubles each time.
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
 
-# Walking takes at most this share of the time.
+# The largest share of time spent walking.
 _MOST_SHARE = 0.01
 
 
@@ -351,10 +336,10 @@ class PressureCollection(PlainRow):
     """One collection that was run because of pressure.
 
     Attributes:
-        used_share: The device's use at the decision, of 1.0.
-        garbage_bytes: Tensor bytes that were found to be garbage.
-        freed_bytes: By how much the allocated bytes of the device fell.
-        duration_us: How long the collection took.
+        used_share: The used share of the device, 0 to 1, before the collection.
+        garbage_bytes: Tensor bytes held by garbage.
+        freed_bytes: The drop in the device's allocated bytes.
+        duration_us: The duration of the collection.
     """
 
     used_share: float
@@ -372,8 +357,7 @@ class PressureCollection(PlainRow):
 
 @dataclass(frozen=True)
 class _Use:
-    """A device's memory: what is in use and not available, what tensors hold, and all of
-    it."""
+    """A device's memory. `used_bytes` leaves out the allocator's cache."""
 
     used_bytes: int
     allocated_bytes: int
@@ -393,27 +377,27 @@ def collect_on_pressure(
     interval: float = 0.1,
     callback: Callable[[PressureCollection], object] | None = None,
 ) -> PressureCollector:
-    """Run Python's collector when a device runs short of memory that garbage holds.
+    """Run Python's collector when a device runs short and garbage holds its memory.
 
     Args:
-        fraction: The device's use, of 1.0, from which it looks for garbage. What the
-            caching allocator holds unused counts as free.
-        min_garbage: Bytes: with less garbage than this nothing is collected.
-        max_garbage: Bytes of garbage that it collects even while the device has room; None
-            does not look for garbage before the device is short.
+        fraction: The used share of the device, 0 to 1, above which to look for garbage. The
+            caching allocator's unused memory counts as free.
+        min_garbage: The fewest bytes of garbage worth a collection.
+        max_garbage: Bytes of garbage to collect even while the device has room; None looks
+            for garbage only when the device is short.
         device: The CUDA device as torch names it; None is the current one.
-        interval: Seconds between two looks at the device's use.
-        callback: Called with each `PressureCollection`, in the main thread.
+        interval: Seconds between two readings of the device's use.
+        callback: Called with each `PressureCollection`, on the main thread.
 
     Returns:
         The handle: `remove()` ends it, and so does leaving it as a context manager;
-        `collections` has what was done.
+        `collections` lists the collections that it ran.
 
     Raises:
         UnavailableError: torch is not imported, has no initialised CUDA device, or the
-            memory layout of this Python is not known.
-        ValueError: An argument is out of its range.
-        TypeError: An argument is of another kind.
+            memory layout of this Python is unknown.
+        ValueError: An argument is out of range.
+        TypeError: An argument has the wrong type.
 
     Example:
         >>> import neutracer
@@ -441,8 +425,6 @@ def collect_on_pressure(
 
 
 class _CudaDevice:
-    """Measures one CUDA device without touching others."""
-
     def __init__(self, device: object) -> None:
         torch: Any = sys.modules["torch"]
         if not torch.cuda.is_available() or not torch.cuda.is_initialized():
@@ -525,7 +507,7 @@ class PressureCollector(StaysHere, instead="it watches this process: send its .c
     def _due(self) -> bool:
         return self._max_garbage is not None or self._measure().share >= self._fraction
 
-    # In the main thread, between two bytecodes.
+    # On the main thread, between two bytecodes.
     def _collect(self) -> None:
         try:
             if not self._ended.is_set():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`warn_tensor_cycles`: the collector observed, and each cycle that holds tensors reported."""
+"""`warn_tensor_cycles`: observe the collector and report each cycle that holds tensors."""
 
 from __future__ import annotations
 
@@ -32,23 +32,18 @@ from neutracer.units import format_bytes, format_count
 
 # ---- Allocation sites --------------------------------------------------------------------
 
-# Where and when the memory of tensors was allocated, while PyTorch records its history.
-
-# PyTorch's own frames on the way into the allocator say nothing of the program.
+# PyTorch's frames on the way into the allocator, which do not help to find a place.
 _OWN_FILES = ("??", "torch/cuda/memory.py")
 
 
 def allocations_of_live(pointers: Iterable[int]) -> dict[int, Allocation]:
-    """The allocations of memory that is in use on a CUDA device.
-
-    This does not initialise CUDA. It asks PyTorch's lookup by address where this torch has
-    one, else its list of segments.
+    """The recorded allocations of memory in use on a CUDA device; CUDA is not initialised.
 
     Args:
         pointers: Device addresses at which storages begin; 0 is skipped.
 
     Returns:
-        What was recorded, by pointer; empty where PyTorch does not record its history now.
+        Allocations by pointer; empty while PyTorch's history is off.
     """
     wanted = {pointer for pointer in pointers if pointer}
     memory = _recording_memory() if wanted else None
@@ -64,16 +59,15 @@ def allocations_of_live(pointers: Iterable[int]) -> dict[int, Allocation]:
 
 
 def allocations_of_freed(pointers: Iterable[int]) -> dict[int, Allocation]:
-    """The last allocations of memory that was in use a moment ago, from PyTorch's trace.
+    """The last allocations of memory that was just freed, from PyTorch's trace.
 
-    This takes as long as PyTorch needs for a snapshot: some microseconds for each event
-    that it holds.
+    It takes a PyTorch snapshot: some microseconds per event.
 
     Args:
         pointers: Device addresses at which storages began; 0 is skipped.
 
     Returns:
-        What was recorded, by pointer; empty where PyTorch does not record its history now.
+        Allocations by pointer; empty while PyTorch's history is off.
     """
     wanted = {pointer for pointer in pointers if pointer}
     memory = _recording_memory() if wanted else None
@@ -93,7 +87,6 @@ def allocations_of_freed(pointers: Iterable[int]) -> dict[int, Allocation]:
 
 
 def _recording_memory() -> Any:
-    """torch.cuda.memory if the history of allocations is on, or None."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda"):
         return None
@@ -125,22 +118,18 @@ def _places(frames: Any) -> tuple[Place, ...]:
 
 # ---- Watch -------------------------------------------------------------------------------
 
-# The watch for reference cycles that keep tensors until the garbage collector runs.
-#
-# It changes nothing about the collector: when a collection begins, the core works out what the
-# collector is about to find, in C and without a reference to anything; when it has ended, the
-# watch reports it.
+# When a collection begins, the core predicts in C, without taking references, which objects the
+# collector will find; when it ends, the watch reports the cycles. The collector is unchanged.
 
 _LOGGER = logging.getLogger("neutracer")
 
-# Shapes that are described in one collection; of more only the sum is reported.
+# Shapes described per collection; further ones are only counted.
 _MOST_SHAPES = 50
 
-# What the core counts for all watches of the process, and a watch from its own beginning
-# on.
+# Counters of the whole process, from which a watch subtracts their values at its start.
 _COUNTED = ("collections", "walked", "predicted", "described", "survivors", "refused", "spent_ns")
 
-# What of a repeat is added up, and devices.
+# Summed figures of repeats, apart from devices.
 _NOTHING = {"bytes": 0, "count": 0, "tensors": 0, "survivors": 0}
 
 
@@ -153,35 +142,34 @@ def warn_tensor_cycles(
 ) -> CycleWatch:
     """Warn when a garbage collection finds reference cycles that kept tensors.
 
-    A tensor in a cycle, or behind one, is not freed when the program lets go of it, but
-    when Python's collector happens to run; until then its memory is lost. The watch looks
-    at every collection, automatic or not, and names the objects of each cycle, the tensors
-    they kept and the reference to break: as a `TensorCycleWarning` (which the filters of
-    `warnings` apply to), to the logger "neutracer", and to `callback`.
+    A tensor in a cycle, or reachable from one, is not freed when the program drops it but
+    when Python's collector next runs. The watch inspects every collection, automatic or not,
+    and reports the objects of each cycle, the tensors they kept and the reference to break: as
+    a `TensorCycleWarning` (subject to the filters of `warnings`), to the logger "neutracer",
+    and to `callback`.
 
-    It runs no collection, sets no debug flag and keeps no object alive. It works until you
-    remove it, whether or not you keep its handle; several watches don't disturb each other.
+    It runs no collection, sets no debug flag and keeps no object alive. It lasts until you
+    remove it, whether or not you keep its handle; several watches are independent.
 
     Args:
-        device: Whose tensors count: None for those of every accelerator, "cpu", "cuda",
+        device: The devices whose tensors count: None for all accelerators, "cpu", "cuda",
             "cuda:1", or "all".
-        min_bytes: Cycles that keep less are ignored.
-        callback: Called with each `TensorCycle` of each collection, even of a shape that it
-            has warned of before.
+        min_bytes: Ignore cycles that keep less.
+        callback: Called with each `TensorCycle` of each collection, including repeats.
         html_dir: A folder, created if needed, for an offline page with the object graph of
             each shape: `cycle-<signature>.html`, with a rank `cycle-<signature>-rank3.html`.
-            The children of a fork write none.
-        once_per_signature: Warn once of each shape and count its repeats; False warns in
-            every collection.
+            Forked children write none.
+        once_per_signature: Warn once per shape and count repeats; False warns in every
+            collection.
 
     Returns:
         The handle: `remove()` ends the watch, and so does leaving it as a context manager;
-        `cycles` has what was found, and `print(watch)` sums it up.
+        `cycles` lists the cycles found, and `print(watch)` summarizes them.
 
     Raises:
         UnavailableError: torch is not imported, or the memory layout of this Python or
             this torch is unknown; `.install` says which and why.
-        ValueError: There is no such device, or min_bytes is negative.
+        ValueError: The device is unknown, or min_bytes is negative.
 
     Example:
         >>> import torch, gc, neutracer
@@ -201,7 +189,7 @@ def warn_tensor_cycles(
     folder = None if html_dir is None else path_name(html_dir, "html_dir")
     if folder is not None:
         os.makedirs(folder, exist_ok=True)
-        # A page may be due at the end of the program, when nothing can be imported any more.
+        # A page may be due during shutdown, when imports fail.
         importlib.import_module("neutracer.heap.drawing")
     watch = CycleWatch(callback, folder, once_per_signature)
     watch._begin(*wanted, min_bytes)
@@ -209,10 +197,10 @@ def warn_tensor_cycles(
 
 
 def prepare_heap() -> None:
-    """Learn how torch lays out its tensors, and check how this Python lays out its heap.
+    """Learn torch's tensor layout and check this Python's heap layout.
 
     Raises:
-        UnavailableError: torch is not imported, or a layout is not known.
+        UnavailableError: torch is not imported, or a layout is unknown.
     """
     if sys.modules.get("torch") is None:
         raise UnavailableError("torch in this process", "import torch first")
@@ -233,10 +221,10 @@ class CycleWatch(StaysHere, instead="it watches this process: send its .cycles")
         self._callback = callback
         self._html_dir = html_dir
         self._once = once_per_signature
-        self._seen: dict[str, TensorCycle] = {}
-        # Figures of repeats that are not in `_seen` yet, by the core's signature.
+        self._shapes: dict[str, TensorCycle] = {}
+        # Figures of repeats not yet added to `_shapes`, by the core's signature.
         self._repeats: dict[int, dict[str, Any]] = {}
-        self._untold = 0
+        self._counted_only = 0
         self._id: int | None = None
         self._whose = ""
         self._process = os.getpid()
@@ -245,7 +233,7 @@ class CycleWatch(StaysHere, instead="it watches this process: send its .cycles")
 
     def _begin(self, device_type: int, device_index: int, min_bytes: int) -> None:
         self._whose = " of an accelerator" if device_type == ACCELERATORS else ""
-        # The core keeps the watch, so that it lives without its handle.
+        # The core owns the watch: it outlives its handle.
         self._id = core.watch_cycles(
             self._receive, device_type, device_index, min_bytes, _MOST_SHAPES
         )
@@ -266,25 +254,25 @@ class CycleWatch(StaysHere, instead="it watches this process: send its .cycles")
 
     @property
     def cycles(self) -> tuple[TensorCycle, ...]:
-        """What was found until now, one entry a shape with its count, most bytes first."""
+        """The cycles found so far, one entry per shape with its count, most bytes first."""
         while self._repeats:
             number, repeats = self._repeats.popitem()
             signature = f"{number:016x}"
-            self._seen[signature] = self._seen[signature].with_figures_of(repeats)
-        return tuple(sorted(self._seen.values(), key=lambda cycle: -cycle.bytes))
+            self._shapes[signature] = self._shapes[signature].with_figures_of(repeats)
+        return tuple(sorted(self._shapes.values(), key=lambda cycle: -cycle.bytes))
 
     @property
     def status(self) -> dict[str, Any]:
-        """What the watching cost while this watch was on: "collections", "walked" (objects),
-        "spent_ns", and whether any collection was not looked at ("refused" and "refusal").
+        """Costs of this watch: "collections", "walked" (objects) and "spent_ns"; "refused" and
+        "refusal" for collections that could not be inspected.
 
-        Several watches share one look at each collection, and each counts it. "longest_ns" is
-        the longest look of all watches of the process.
+        Several watches share one inspection per collection, and each counts it. "longest_ns" is
+        the longest inspection of the process.
         """
         if self._ended is not None:
             return dict(self._ended)
         status: dict[str, Any] = core.watch_status()
-        # The child of a fork counts anew.
+        # A forked child counts anew.
         if self._process == os.getpid():
             for name in _COUNTED:
                 status[name] -= self._before.get(name, 0)
@@ -292,51 +280,51 @@ class CycleWatch(StaysHere, instead="it watches this process: send its .cycles")
 
     def __repr__(self) -> str:
         state = "removed" if self._id is None else "on"
-        return f"<CycleWatch: {state}, {format_count(len(self._seen), 'shape')} of cycles seen>"
+        return f"<CycleWatch: {state}, {format_count(len(self._shapes), 'shape')} of cycles seen>"
 
     def __str__(self) -> str:
         status = self.status
         spent = f"{status['spent_ns'] / 1e6:,.1f} ms inside the watch"
-        seen = f"{format_count(status['collections'], 'collection')} watched, {spent}"
-        lines = [f"no tensor{self._whose} was kept by a reference cycle   ({seen})"]
-        if self._seen:
+        cost = f"{format_count(status['collections'], 'collection')} watched, {spent}"
+        lines = [f"no tensor{self._whose} was kept by a reference cycle   ({cost})"]
+        if self._shapes:
             cycles = self.cycles
             total = sum(cycle.bytes for cycle in cycles)
             count = sum(cycle.count for cycle in cycles)
             lines = [
                 f"{format_count(count, 'reference cycle')} of "
                 f"{format_count(len(cycles), 'shape')} kept {format_bytes(total)} "
-                f"until the collector ran   ({seen})"
+                f"until the collector ran   ({cost})"
             ]
             for cycle in cycles[:10]:
                 lines += ["", str(cycle)]
             if len(cycles) > 10:
                 lines += ["", f"and {format_count(len(cycles) - 10, 'more shape')}: .cycles"]
-        if self._untold:
-            lines.append(f"{format_count(self._untold, 'shape')} more were only counted")
+        if self._counted_only:
+            lines.append(f"{format_count(self._counted_only, 'more shape')} counted only")
         if self._id is not None and not status["listed"]:
-            lines.append("gc.callbacks was emptied or replaced: nothing is seen any more")
+            lines.append("gc.callbacks was cleared; the watch has stopped")
         if status["refused"]:
             lines.append(
-                f"{format_count(status['refused'], 'collection')} could not be looked at: "
+                f"{format_count(status['refused'], 'collection')} could not be inspected: "
                 f"{status['refusal']}"
             )
         return "\n".join(lines)
 
-    # Called by the core at the end of a collection, in the thread that ran it.
-    # Returns the signatures of which nobody reads more than their figures.
+    # The core calls this at the end of a collection, on the thread that ran it.
+    # Returns the signatures whose repeats need no description.
     def _receive(self, found: Mapping[str, Any], generation: int) -> tuple[int, ...]:
         if sys.is_finalizing():
-            # The interpreter takes its modules apart: what that leaves is no cycle of the program.
+            # Cycles left by the interpreter's own shutdown are not the program's.
             return ()
-        self._untold += found["left_out"]
+        self._counted_only += found["left_out"]
         errors: list[Exception] = []
         for plain in found["cycles"]:
             try:
                 if plain["nodes"] is None:
                     self._count(plain)
                 else:
-                    self._tell(plain)
+                    self._report(plain)
             except Exception as error:
                 errors.append(error)
         if errors:
@@ -352,27 +340,27 @@ class CycleWatch(StaysHere, instead="it watches this process: send its .cycles")
         for device, size in plain["devices"].items():
             more["devices"][device] = more["devices"].get(device, 0) + size
 
-    def _tell(self, plain: Mapping[str, Any]) -> None:
+    def _report(self, plain: Mapping[str, Any]) -> None:
         signature = f"{plain['signature']:016x}"
-        before = self._seen.get(signature)
+        before = self._shapes.get(signature)
         if before is None:
-            self._tell_new(signature, plain)
+            self._report_new(signature, plain)
         else:
             cycle = cycle_from_core(plain, garbage=True)
-            self._seen[signature] = total = before.with_figures_of(plain)
+            self._shapes[signature] = total = before.with_figures_of(plain)
             text = _warning_text(cycle, total)
             _LOGGER.debug("%s", text)
             self._hand_on(cycle, text, warned=self._once)
 
-    def _tell_new(self, signature: str, plain: Mapping[str, Any]) -> None:
+    def _report_new(self, signature: str, plain: Mapping[str, Any]) -> None:
         pointers = (row[6][5] for row in plain["nodes"] if row[6] is not None)
         allocations = allocations_of_freed(pointers)
         cycle = cycle_from_core(plain, garbage=True, allocations=allocations)
-        self._seen[signature] = cycle
+        self._shapes[signature] = cycle
         text = _warning_text(cycle, cycle)
         _LOGGER.info("%s", text)
         try:
-            # The pages are the parent's: the workers of a DataLoader would write theirs over them.
+            # Only the parent writes pages; DataLoader workers would overwrite them.
             if self._html_dir is not None and self._process == os.getpid():
                 cycle.graph.to_html(os.path.join(self._html_dir, _page_name(signature)))
         finally:
@@ -393,27 +381,26 @@ def _page_name(signature: str) -> str:
 
 
 def _warning_text(cycle: TensorCycle, total: TensorCycle) -> str:
-    """What is reported of a collected cycle."""
-    first, *rest = str(cycle).splitlines()
+    _, *rest = str(cycle).splitlines()
     again = "" if total.count == cycle.count else f", {total.count:,} of this shape so far"
     verb = "kept" if cycle.resurrected < cycle.count else "lives on with"
     cycles = "a reference cycle" if cycle.count == 1 else f"{cycle.count:,} reference cycles"
-    first = f"{cycles} {verb} {cycle.size_text} until the garbage collector ran{again}"
+    headline = f"{cycles} {verb} {cycle.size_text} until the garbage collector ran{again}"
     if cycle.resurrected >= cycle.count:
-        first = f"{cycles} with {cycle.size_text} lived through a collection: a finalizer kept it"
+        headline = f"{cycles} with {cycle.size_text} survived a collection: a finalizer kept it"
     elif cycle.resurrected:
-        first += f" ({cycle.resurrected:,} were brought back by a finalizer)"
-    return "\n".join([first, *rest])
+        headline += f" ({cycle.resurrected:,} were brought back by a finalizer)"
+    return "\n".join([headline, *rest])
 
 
 def _module_file(cycle: TensorCycle) -> str:
-    """The file of the module that a class of the cycle is defined in; "neutracer" if none is."""
+    """The file that defines a class of the cycle; "neutracer" if none is known."""
     for node in cycle.graph.nodes:
         name = node.type
         while node.tensor is None and "." in name:
             name = name.rpartition(".")[0]
             module = sys.modules.get(name)
-            # A module that is an object of another kind may run code on access.
+            # An object of another type in sys.modules may run code on access.
             file = vars(module).get("__file__") if type(module) is ModuleType else None
             if isinstance(file, str):
                 return file
@@ -421,7 +408,7 @@ def _module_file(cycle: TensorCycle) -> str:
 
 
 def _warn(text: str, cycle: TensorCycle) -> None:
-    """The warning, with the place of the reference to break, not the collector's."""
+    """Warn at the place of the reference to break, not where the collector ran."""
     filename, line = _module_file(cycle), 1
     if cycle.place is not None:
         filename, line = cycle.place.filename, max(cycle.place.line, 1)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds and caches the C++ shim for the installed PyTorch.
-
-The shim observes c10's allocators; it is compiled once per PyTorch release into a folder that
-only this user can write to.
-"""
+"""Builds the C++ shim on c10's allocators, once per PyTorch release, into a private folder."""
 
 from __future__ import annotations
 
@@ -37,23 +33,23 @@ from neutracer.units import format_bytes
 
 # ---- Check -------------------------------------------------------------------------------
 
-# Whether the torch that runs does what the hooks rely on, beyond what a compiler can see.
+# Runtime checks of what the hooks rely on and a compiler can't verify.
 
-#: What there is where the hooks can't be had.
+#: The fallback without hooks.
 FALLBACK = "PyTorch's own Python entry points are used instead"
 
-#: How `torch.autograd.profiler` starts and ends a profiler in a thread.
+#: The functions that start and end a profiler on a thread.
 PROFILER_FUNCTIONS = ("_enable_profiler", "_disable_profiler")
 
 
 def difference(module: Any) -> str:
-    """How this torch differs from what the hooks need, as a sentence, or "".
+    """How this torch differs from the hooks' expectations, as a clause, or "".
 
     Args:
-        module: The module `_torch`, with nothing attached by it.
+        module: The module `_torch`, before it attaches anything.
 
     Raises:
-        RuntimeError: It can't be tried out here.
+        RuntimeError: The check could not run.
     """
     if module.backend != "cpu":
         return ""
@@ -61,7 +57,7 @@ def difference(module: Any) -> str:
 
 
 def _profiler_difference() -> str:
-    """The profiler and the watch want the same place of a thread: the watch has to notice."""
+    """The profiler and the watch share one slot per thread, so the watch must notice it."""
     profiler: Any = sys.modules.get("torch.autograd.profiler")
     made = vars(getattr(profiler, "profile", object)).values()
     codes = [one.__code__ for one in made if isinstance(one, FunctionType)]
@@ -73,20 +69,18 @@ def _profiler_difference() -> str:
 
 
 def _allocator_difference(module: Any) -> str:
-    told: str = module.differs()
-    return f"its CPU allocator is another one: {told}" if told else ""
+    text: str = module.differs()
+    return f"its CPU allocator is another one: {text}" if text else ""
 
 
 # ---- Folder ------------------------------------------------------------------------------
 
-# The folder of the compiled hooks: where it is, and whether others can write to it.
-
-#: Whose a build in the cache is, and who may use one in a folder that somebody named: an
-#: image's, say, which root builds for all of its users. The umask can take away from both.
+#: Modes of a build in the cache, and in a named folder, which root may fill for all users of an
+#: image; both are subject to the umask.
 _PRIVATE, _READABLE = 0o700, 0o755
 _WRITABLE_BY_OTHERS = 0o022
 
-#: Ten times what a build takes, with the files that a compiler makes for itself.
+#: Ten times the size of a build with the compiler's own files.
 _NEEDED_BYTES = 4 << 20
 
 _WHAT = "a folder for the hooks"
@@ -94,12 +88,12 @@ _WHAT = "a folder for the hooks"
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of one build, which nobody else can write to.
+    """The folder of one build, writable by this user and root only.
 
     Attributes:
         path: The folder.
-        mode: The bits that what is put there may have.
-        trusted: Nobody else could write to it before, either.
+        mode: The permission bits that files in it may have.
+        trusted: False if others could write to it before.
     """
 
     path: Path
@@ -108,7 +102,7 @@ class Place:
 
 
 def cache_folder() -> Path:
-    """Where the hooks are kept for this user; NEUTRACER_CACHE names another place.
+    """The folder of this user's hooks; NEUTRACER_CACHE overrides it.
 
     Raises:
         UnavailableError: This user has no home.
@@ -117,12 +111,12 @@ def cache_folder() -> Path:
 
 
 def _cache() -> tuple[Path, int]:
-    """The cache, and how many of its last levels are neutracer's own."""
+    """The cache folder, and the number of its last levels that are neutracer's own."""
     named = os.environ.get("NEUTRACER_CACHE")
     if named:
         return Path(named).absolute() / "hooks", 1
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # Its specification has a relative one ignored.
+    # The XDG specification ignores relative paths.
     if not os.path.isabs(base):
         home = os.path.expanduser("~")
         if not os.path.isabs(home) or os.environ.get("HOME") == "":
@@ -132,25 +126,25 @@ def _cache() -> tuple[Path, int]:
 
 
 def _hint(folder: Path | None) -> str:
-    return "NEUTRACER_CACHE names another place" if folder is None else "name another one"
+    return "set NEUTRACER_CACHE to another folder" if folder is None else "choose another folder"
 
 
 def resolved(path: Path) -> Path:
-    """What a path names, without links that somebody could turn elsewhere after a check."""
+    """A path without links, which could be redirected after a check."""
     return Path(os.path.realpath(path))
 
 
 def unsafe(path: Path) -> str:
-    """Why others than this user and root could exchange a file or folder, or "".
+    """Why users other than this one and root could replace a file or folder, or "".
 
-    They could if they may write to it, or to any folder above it. In a sticky folder, as
-    /tmp is one, they can only exchange what is theirs.
+    They can if they may write to it or to a folder above it; in a sticky folder like /tmp they
+    can replace only their own files.
 
     Args:
-        path: Where it is; it is `resolved`.
+        path: A `resolved` path.
 
     Raises:
-        OSError: It can't be looked at.
+        OSError: It can't be inspected.
     """
     for level in (path, *path.parents):
         found = level.lstat()
@@ -159,29 +153,27 @@ def unsafe(path: Path) -> str:
             return f"{level} belongs to another user"
         sticky = above and found.st_mode & stat.S_ISVTX
         if not sticky and _is_open(level, found):
-            return f"{level} can be written by others ('chmod go-w' ends that)"
+            return f"{level} is writable by others (fix it with 'chmod go-w')"
     return ""
 
 
 def _is_open(level: Path, found: os.stat_result) -> bool:
-    """Whether its mode lets others write to it; a group of this user alone is no others."""
     if found.st_mode & stat.S_IWOTH:
         return True
     return bool(found.st_mode & stat.S_IWGRP) and not _is_own_group(level, found.st_gid)
 
 
 def _is_own_group(level: Path, gid: int) -> bool:
-    """Whether a group is the one that a system makes for each user, or root's.
+    """True for a user's private group, or root's.
 
-    Members can be unknown here, where a directory service has them: so it has the user's
-    name as well. With an access list the bits of the group are those of others, too.
+    The group must also have the user's name, since a directory service may hide members. With
+    an access list the group's bits cover other users too.
     """
     try:
         if "system.posix_acl_access" in os.listxattr(level):
             return False
     except OSError:
-        # A file system without access lists.
-        pass
+        pass  # a file system without access lists
     try:
         user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
     except KeyError:
@@ -191,8 +183,7 @@ def _is_own_group(level: Path, gid: int) -> bool:
 
 
 def _is_unmapped(uid: int) -> bool:
-    """Whether this is how a user namespace, as a container without root has it, shows the
-    owners that it doesn't know: root of the machine is one of them."""
+    """True for the id of unmapped owners, such as the host's root, in a user namespace."""
     try:
         shown = int(Path("/proc/sys/kernel/overflowuid").read_text())
         lines = Path("/proc/self/uid_map").read_text().splitlines()
@@ -203,12 +194,10 @@ def _is_unmapped(uid: int) -> bool:
 
 
 def why_not(folder: Path | None, key: str) -> str:
-    """Why a build can't be put there, and what to do, in one sentence; "" if it can.
-
-    It leaves nothing behind: a folder that it makes to try is removed at once.
+    """Why a build can't be stored in a folder, with a remedy, or ""; it leaves nothing behind.
 
     Args:
-        folder: What the user named, None for the cache.
+        folder: The user's folder, None for the cache.
         key: The build's own level under it.
     """
     try:
@@ -217,7 +206,7 @@ def why_not(folder: Path | None, key: str) -> str:
         there = next(level for level in levels if os.path.lexists(level))
         with tempfile.TemporaryDirectory(dir=there):
             pass
-        # What belongs to this user of neutracer's own levels, `prepare` closes to others.
+        # `prepare` closes neutracer's own levels to others.
         kept = [level for level in levels[own + 1 :] if level.exists()] or [there]
         problem = unsafe(resolved(kept[0])) or _no_room(there)
     except UnavailableError as error:
@@ -225,33 +214,32 @@ def why_not(folder: Path | None, key: str) -> str:
     except OSError as error:
         name = error.filename if isinstance(error.filename, str) else str(there)
         shown = str(there) if Path(name).parent == there else name
-        problem = f"nothing can be written to {shown} ({error.strerror})"
+        problem = f"cannot write to {shown} ({error.strerror})"
     return f"{problem}; {_hint(folder)}" if problem else ""
 
 
 def _no_room(there: Path) -> str:
-    """Why a build is too large to be written, or ""."""
     disk, needed = os.statvfs(there), format_bytes(_NEEDED_BYTES)
     if disk.f_blocks and disk.f_bavail * disk.f_frsize < _NEEDED_BYTES:
         return f"the disk of {there} is full, and a build takes {needed}"
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if 0 <= largest < _NEEDED_BYTES:
-        return f"'ulimit -f' lets files have {format_bytes(largest)}, and a build takes {needed}"
+        return f"'ulimit -f' limits files to {format_bytes(largest)}, and a build takes {needed}"
     return ""
 
 
 def prepare(folder: Path | None, key: str) -> Place:
     """Make the folder of one build, or repair the existing one.
 
-    A level of neutracer's own that belongs to this user and that others can write to, as a
-    umask of 002 leaves it, is closed to them. It leaves what the user named or made as it is.
+    Neutracer's own levels that are writable by others, as after a umask of 002, are closed to
+    them; folders of the user's choice are left as they are.
 
     Args:
-        folder: What the user named, None for the cache.
+        folder: The user's folder, None for the cache.
         key: The build's own level under it.
 
     Raises:
-        UnavailableError: It can't be made, or is not safe; the reason says which.
+        UnavailableError: It can't be made, or is not safe.
     """
     problem = why_not(folder, key)
     if problem:
@@ -262,7 +250,7 @@ def prepare(folder: Path | None, key: str) -> Place:
     try:
         _make(path, mode)
         levels = [path, *path.parents][: own + 1]
-        # From the outside in: what is inside a closed folder can't be exchanged.
+        # From the outside in: files in a closed folder can't be replaced.
         mended = [_mend(level, mode) for level in reversed(levels)]
         path = resolved(path)
         reason = unsafe(path)
@@ -274,14 +262,14 @@ def prepare(folder: Path | None, key: str) -> Place:
 
 
 def _make(folder: Path, mode: int) -> None:
-    """Make a folder; `Path.mkdir` would give its mode to the last level only."""
+    """Make a folder; `Path.mkdir` would apply the mode to the last level only."""
     if not folder.is_dir():
         _make(folder.parent, mode)
         folder.mkdir(mode, exist_ok=True)
 
 
 def _mend(folder: Path, mode: int) -> bool:
-    """Close a folder of this user's to others; whether they could write to it."""
+    """Close this user's folder to others; returns True if they could write to it."""
     if folder.is_symlink():
         return False
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -297,19 +285,15 @@ def _mend(folder: Path, mode: int) -> bool:
 
 # ---- Compiling ---------------------------------------------------------------------------
 
-# A compiler run in a build's folder: alone, leaving nothing half made.
-
 _LIMIT_S = 600
 
 
 @contextlib.contextmanager
 def alone(place: Path) -> Iterator[None]:
-    """One process at a time in a build's folder, where the file system can lock.
-
-    What builds that were killed have left is removed.
+    """Lock a build's folder, if the file system can, and remove leftovers of killed builds.
 
     Raises:
-        OSError: Nothing can be written there.
+        OSError: The folder is not writable.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(place / "lock", flags, 0o600)
@@ -323,23 +307,22 @@ def alone(place: Path) -> Iterator[None]:
 
 
 def _remove_leftovers(place: Path) -> None:
-    """Remove what builds that were killed have left; whoever builds holds the lock."""
     for left in place.iterdir():
         if made_here(left.name) and left.is_dir():
             shutil.rmtree(left, ignore_errors=True)
 
 
 def compile_into(path: Path, mode: int, command: Callable[[Path], list[str]]) -> None:
-    """Put a compiled module there, with its user's rights and those of `mode` at most.
+    """Compile a module atomically into `path`.
 
     Args:
-        path: Where to.
-        mode: The bits that it may have.
-        command: The call of the compiler that writes the file given.
+        path: The module's file.
+        mode: The permission bits that it may have.
+        command: Returns the compiler's command line for an output file.
 
     Raises:
-        UnavailableError: The compiler failed; the reason ends with what it said.
-        OSError: It can't be written.
+        UnavailableError: The compiler failed; the reason ends with its message.
+        OSError: The file can't be written.
     """
     scratch = path.parent / unfinished_name()
     scratch.mkdir(0o700)
@@ -353,7 +336,6 @@ def compile_into(path: Path, mode: int, command: Callable[[Path], list[str]]) ->
 
 
 def _run(words: list[str], scratch: Path) -> None:
-    """Run a compiler, which has its own files in `scratch`."""
     what, environ = "a build of the hooks", {**os.environ, "TMPDIR": str(scratch)}
     try:
         done = subprocess.run(
@@ -370,54 +352,49 @@ def _run(words: list[str], scratch: Path) -> None:
         raise UnavailableError(what, f"{words[0]} failed: {_last_words(done.stderr)}")
 
 
-#: What a compiler says of a machine, and what to do. Its last line would not say it.
+#: Remedies by a compiler's message on the machine.
 _REMEDIES = {
-    "No space left": "make room there, or NEUTRACER_CACHE names another place",
-    "quota exceeded": "make room there, or NEUTRACER_CACHE names another place",
-    "File size limit": "'ulimit -f' says how large a file may be",
-    "File too large": "'ulimit -f' says how large a file may be",
+    "No space left": "make room there, or set NEUTRACER_CACHE to another folder",
+    "quota exceeded": "make room there, or set NEUTRACER_CACHE to another folder",
+    "File size limit": "'ulimit -f' limits the size of files",
+    "File too large": "'ulimit -f' limits the size of files",
     "Killed signal": "memory may be short: try again",
 }
 
 
 def _last_words(text: str) -> str:
-    """What a compiler said, without its position, and what to do where that is known."""
     for line in text.splitlines():
-        remedy = next((_REMEDIES[words] for words in _REMEDIES if words in line), "")
+        remedy = next((hint for error, hint in _REMEDIES.items() if error in line), "")
         if remedy:
             return f"{line.strip()[:500]}; {remedy}"
     lines = [line for line in text.splitlines() if "error" in line.lower()]
-    return (lines or text.splitlines() or ["it gave no reason"])[0].strip()[:500]
+    return (lines or text.splitlines() or ["no message"])[0].strip()[:500]
 
 
 # ---- Build -------------------------------------------------------------------------------
 
-# Where the hooks on c10 are found, and how they are compiled for the installed torch.
-
-#: The releases of torch that the hooks were run on, by backend: with CUDA the whole of 2.11,
-#: and the device allocator of the later ones (tests/gpu/test_c10_releases.py); for the CPU the
-#: whole of each (tests/hooks/test_releases.py).
+#: Tested releases of torch, by backend. CUDA: all of 2.11, and the device allocator of later ones
+#: (tests/gpu/test_c10_releases.py). CPU: all of each (tests/hooks/test_releases.py).
 RUN_ON = dict.fromkeys(("cuda", "cpu"), ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15)))
 
-#: Files that are compiled, and headers of the core that they include.
-_FOLDERS = ("torch", "core/base", "core/trace")
+#: The core's headers that the hooks include.
 _HEADERS = ("core/base/nt_ring.h", "core/base/nt_ring_origins.h", "core/trace/nt_live_api.h")
 
 _UNTRIED = "NEUTRACER_HOOKS_UNTRIED"
 
-#: What a wheel has compiled for releases of torch, laid out as the cache is.
+#: A wheel's compiled hooks, laid out as the cache.
 PREBUILT = Path(__file__).parents[1] / "prebuilt"
 
 
 @dataclass(frozen=True)
 class Torch:
-    """An installed torch, as its files tell.
+    """An installed torch.
 
     Attributes:
-        version: Its version, as `torch.__version__` has it.
+        version: `torch.__version__`.
         backend: "cuda", "cpu", or the name of another one.
         folder: Its package's folder.
-        built: What it was built from and with: the backend's version and the commit.
+        built: The backend's version and the commit of the build.
     """
 
     version: str
@@ -434,11 +411,11 @@ class Torch:
 
 @dataclass(frozen=True)
 class Target:
-    """What the hooks are compiled for.
+    """The target of a compilation.
 
     Attributes:
         torch: The torch.
-        key: Names everything that the compiled module depends on: torch's version, the
+        key: Identifies all dependencies of the compiled module: torch's version, the
             interpreter and its ABI, the machine, the sources.
         file: The name of the compiled module.
     """
@@ -449,10 +426,10 @@ class Target:
 
 
 def installed_torch() -> Torch:
-    """The torch that `import torch` gives, without importing it.
+    """The torch that `import torch` would import, found without importing it.
 
     Raises:
-        UnavailableError: There is none, or its files don't give its version.
+        UnavailableError: There is none, or its version is unknown.
     """
     loaded = sys.modules.get("torch")
     spec = getattr(loaded, "__spec__", None)
@@ -468,7 +445,7 @@ def installed_torch() -> Torch:
     names = "__version__|cuda|hip|xpu|git_version"
     facts = dict(re.findall(rf"^({names})\b[^=\n]*= '([^']*)'", text, re.M))
     if "__version__" not in facts:
-        raise UnavailableError("torch's version", f"{folder / 'version.py'} does not say it")
+        raise UnavailableError("torch's version", f"it is not in {folder / 'version.py'}")
     backend = next((name for name in ("hip", "xpu", "cuda") if name in facts), "cpu")
     built = f"{facts.get(backend, '')} {facts.get('git_version', '')}"
     return Torch(facts["__version__"], backend, folder, built)
@@ -488,11 +465,10 @@ def source_folder() -> Path:
 
 
 def target() -> Target:
-    """What the hooks would be compiled for here.
+    """The target of the hooks here.
 
     Raises:
-        UnavailableError: They are not available: no torch, or not one that they are known to
-            fit; the reason says which.
+        UnavailableError: There is no torch, or not one that the hooks are known to fit.
     """
     torch = installed_torch()
     refused = _refusal(torch)
@@ -517,20 +493,15 @@ def _refusal(torch: Torch) -> str:
         return ""
     names = ", ".join(f"{major}.{minor}" for major, minor in known)
     return (
-        f"they were run on torch {names} ({torch.backend}) and this is {torch.version}; "
-        f"{FALLBACK} ({_UNTRIED}=1 tries it all the same)"
+        f"they were tested on torch {names} ({torch.backend}) and this is {torch.version}; "
+        f"{FALLBACK} ({_UNTRIED}=1 uses them anyway)"
     )
-
-
-def _sources() -> list[Path]:
-    folder = source_folder()
-    return sorted((folder / "torch").glob("*.cpp"))
 
 
 def _source_hash(torch: Torch) -> str:
     folder = source_folder()
     files = [*sorted((folder / "torch").glob("*.?pp")), *(folder / name for name in _HEADERS)]
-    # Builds of one's own may have one version, for CUDA and not.
+    # Local builds with and without CUDA may share a version.
     built = (torch.backend, torch.built, flags(torch))
     digest = hashlib.sha256(repr(built).encode())
     for file in files:
@@ -539,24 +510,24 @@ def _source_hash(torch: Torch) -> str:
 
 
 def _cxx_abi() -> int:
-    """Which of its two ABIs of std::string torch was built with."""
     loaded = getattr(sys.modules.get("torch"), "_C", None)
     return int(getattr(loaded, "_GLIBCXX_USE_CXX11_ABI", True))
 
 
 def flags(torch: Torch) -> list[str]:
-    """What does not depend on where things are."""
-    standard = "c++20" if torch.release >= (2, 12) else "c++17"
-    words = [f"-std={standard}", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-pthread"]
-    words += ["-fvisibility=hidden"]
-    words += [f"-D_GLIBCXX_USE_CXX11_ABI={_cxx_abi()}"]
-    return [*words, f'-DNT_TORCH_BUILT_FOR="{torch.version}"']
+    """The compiler's flags that don't depend on paths."""
+    return [
+        f"-std={'c++20' if torch.release >= (2, 12) else 'c++17'}",
+        *("-O2", "-DNDEBUG", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
+        f"-D_GLIBCXX_USE_CXX11_ABI={_cxx_abi()}",
+        f'-DNT_TORCH_BUILT_FOR="{torch.version}"',
+    ]
 
 
 def _cuda_includes(torch: Torch) -> list[str]:
     """Folders with the CUDA runtime's headers: pip's beside torch, conda's, or a toolkit's."""
     site = torch.folder.parent
-    # pip has one folder for all of CUDA 13 and, beside each other, one a part for CUDA 12.
+    # pip has one folder for CUDA 13, and one per part for CUDA 12.
     major = torch.built.partition(".")[0]
     places = {f"cu{major}": 0, "cuda_runtime": 1}
     found = sorted(
@@ -573,8 +544,7 @@ def _cuda_includes(torch: Torch) -> list[str]:
             "install the CUDA toolkit, or torch with its own CUDA packages",
         )
     flags = [word for folder in folders[:1] for word in ("-isystem", str(folder))]
-    # pip's headers of the runtime lack a part (crt/) that those of its compiler have, and
-    # triton's, installed with torch.
+    # pip's runtime headers lack crt/, which its compiler's and triton's headers have.
     triton = site / "triton" / "backends" / "nvidia" / "include"
     for folder in [site / "nvidia" / "cuda_nvcc" / "include", triton, *folders[1:]]:
         if folder.is_dir():
@@ -583,7 +553,7 @@ def _cuda_includes(torch: Torch) -> list[str]:
 
 
 def compiler() -> str:
-    """The C++ compiler: CXX if that is set and there, else the first that is found.
+    """The C++ compiler: CXX if it exists, else the first that is found.
 
     Raises:
         UnavailableError: There is none.
@@ -598,11 +568,11 @@ def compiler() -> str:
 
 
 def command(goal: Target, output: Path) -> list[str]:
-    """The one call of the compiler that builds the hooks.
+    """The compiler's command line.
 
     Args:
-        goal: What for.
-        output: The file that it writes.
+        goal: The target.
+        output: The file to write.
 
     Raises:
         UnavailableError: The compiler or headers are missing.
@@ -613,24 +583,22 @@ def command(goal: Target, output: Path) -> list[str]:
         raise UnavailableError("Python's headers", "install python3-dev (or python3-devel)")
     headers = torch.folder / "include"
     if not (headers / "c10").is_dir():
-        raise UnavailableError("torch's C++ headers", f"there are none in {headers}")
+        raise UnavailableError("torch's C++ headers", f"{headers} has none")
     folder = source_folder()
     words = [compiler(), *flags(torch), f'-DNT_TORCH_BUILD_KEY="{goal.key}"']
     words += [f"-I{folder / 'torch'}", f"-I{folder / 'core'}"]
     words += ["-isystem", str(headers), "-isystem", python]
     if torch.backend == "cuda":
         words += _cuda_includes(torch)
-    words += [str(path) for path in _sources()]
+    words += [str(path) for path in sorted((folder / "torch").glob("*.cpp"))]
     libraries = ["-lc10", "-lc10_cuda" if torch.backend == "cuda" else "-ltorch_cpu"]
     return [*words, f"-L{torch.folder / 'lib'}", *libraries, "-o", str(output)]
 
 
 def find(goal: Target) -> Path | None:
-    """The compiled hooks: in NEUTRACER_HOOKS if that is set, else in the cache, else the wheel's.
+    """The compiled hooks: from NEUTRACER_HOOKS, else the cache, else the wheel.
 
-    A key names all of a module's ABI, so one that is there is for this very build of torch.
-
-    It skips what others could have written, and what this user can't read.
+    It skips files that others could have written, and unreadable ones.
     """
     for path in _compiled(goal):
         with contextlib.suppress(OSError):
@@ -640,7 +608,6 @@ def find(goal: Target) -> Path | None:
 
 
 def _compiled(goal: Target) -> list[Path]:
-    """Where the compiled hooks may be."""
     named = os.environ.get("NEUTRACER_HOOKS")
     folders = [Path(named)] if named else []
     with contextlib.suppress(UnavailableError):
@@ -650,7 +617,7 @@ def _compiled(goal: Target) -> list[Path]:
 
 
 def passed_over(goal: Target) -> list[str]:
-    """Why compiled hooks that are there are not used, a reason each."""
+    """The reasons why existing compiled hooks are not used."""
     reasons = []
     for path in _compiled(goal):
         try:
@@ -661,7 +628,7 @@ def passed_over(goal: Target) -> list[str]:
 
 
 def obstacle(goal: Target) -> str:
-    """Why the hooks can't be compiled into the cache, in one sentence; "" where they can."""
+    """Why the hooks can't be compiled into the cache, or ""."""
     try:
         command(goal, Path(os.devnull))
     except UnavailableError as error:
@@ -670,21 +637,19 @@ def obstacle(goal: Target) -> str:
 
 
 def build(goal: Target, folder: Path | None = None, *, again: bool = False) -> Path:
-    """Compile the hooks, unless they are there.
-
-    Several processes may do so at once: one compiles, the others wait for it.
+    """Compile the hooks if needed; of concurrent processes one compiles, the others wait.
 
     Args:
-        goal: What for.
-        folder: Where to, None for the cache.
-        again: Compile even if they are there.
+        goal: The target.
+        folder: The folder, None for the cache.
+        again: Compile even if they exist.
 
     Returns:
         The compiled module.
 
     Raises:
         UnavailableError: Compiler, headers or a safe folder are missing, or the
-            compiler failed; the reason ends with what it said.
+            compiler failed; the reason ends with its message.
     """
     place = prepare(folder, goal.key)
     path = place.path / goal.file

@@ -18,12 +18,12 @@ from neutracer._native import core
 
 # ---- Call places -------------------------------------------------------------------------
 
-# Where in a trace something was that has no event in it, by what the allocator had served.
+# Calls without an event are located in a trace by the allocator's counters at the time.
 
-# How far the clock of a trace and Python's may be apart.
+# The largest difference between the trace's clock and Python's.
 _CLOCKS_US = 100_000
 
-# The marks of events, a byte each, and of which actions; the first three are counted in `Counts`.
+# One mark byte per event, by action; the first three are counted in `Counts`.
 _NONE, _ALLOC, _FREE, _OOM, _COMPLETED = range(5)
 _MARKS = {"alloc": _ALLOC, "free_requested": _FREE, "oom": _OOM, "free_completed": _COMPLETED}
 _COUNTED = (_ALLOC, _FREE, _OOM)
@@ -31,13 +31,13 @@ _IS_COUNTED = bytes(mark in _COUNTED for mark in range(256))
 
 
 class Counts(NamedTuple):
-    """What a device's allocator has served so far, and how often it was told to wait.
+    """Counters of a device's allocator.
 
     Attributes:
-        allocs: Requests that went through.
-        frees: Frees that were asked for.
-        ooms: Requests that failed.
-        waits: Calls that made it wait for all streams, other than requests short of memory.
+        allocs: Successful requests.
+        frees: Requested frees.
+        ooms: Failed requests.
+        waits: Synchronizations of all streams, other than for retried requests.
     """
 
     allocs: int
@@ -47,21 +47,21 @@ class Counts(NamedTuple):
 
     @property
     def events(self) -> tuple[int, int, int]:
-        """What a trace has an event of."""
+        """The counters of actions that are events of a trace."""
         return self.allocs, self.frees, self.ooms
 
 
-#: Those of a device that the process has not used.
+#: The counters of an unused device.
 UNUSED = Counts(0, 0, 0, 0)
 
 
 class Trace(NamedTuple):
-    """What is asked of a device's trace.
+    """A device's trace.
 
     Attributes:
-        marks: A byte an event: 1 alloc, 2 free_requested, 3 oom, 4 free_completed, else 0.
-        address: Of event i.
-        time_us: Of event i, since the epoch; 0 where it has none.
+        marks: One byte per event: 1 alloc, 2 free_requested, 3 oom, 4 free_completed, else 0.
+        address: The address of event i.
+        time_us: The time of event i since the epoch; 0 if unknown.
     """
 
     marks: bytes
@@ -72,13 +72,13 @@ class Trace(NamedTuple):
 def places(
     trace: Trace, end: Counts, since: Counts, calls: Sequence[tuple[Counts, int]]
 ) -> array[int] | None:
-    """The events of a trace after which there was a call; None where that can't be said.
+    """The events of a trace that precede a call; None if they can't be determined.
 
     Args:
         trace: The trace.
         end: The counts at its end.
-        since: All calls from here on are in `calls`.
-        calls: The counts at each, and when it was in microseconds since the epoch.
+        since: The counts from which on `calls` is complete.
+        calls: The counts and the time (microseconds since the epoch) of each call.
 
     Example:
         >>> trace = Trace(bytes([1, 1, 2, 4]), lambda i: 0, lambda i: 0)
@@ -93,7 +93,7 @@ def places(
     for counts, time_us in calls:
         behind = tuple(a - b for a, b in zip(counts.events, begin, strict=True))
         if max(behind) <= 0:
-            # Before the first event, whose state is known.
+            # Before the trace.
             continue
         event = counted.last_of(behind)
         if event is None:
@@ -107,16 +107,14 @@ def places(
 
 
 class _Counted:
-    """The events of a trace that are counted."""
-
     def __init__(self, marks: bytes) -> None:
         self._marks = marks
         self._events: array[int] | None = None
-        # How many of each there are among the first so many.
+        # Counts by mark among the first `_passed` events.
         self._passed, self._so_far = 0, [0, 0, 0]
 
     def last_of(self, counts: tuple[int, ...]) -> int | None:
-        """The last of the first so many of each; None where others come first."""
+        """The event at which the counts are exactly these; None if they never are."""
         if self._events is None:
             is_counted = self._marks.translate(_IS_COUNTED)
             self._events = array("i", compress(range(len(self._marks)), is_counted))
@@ -133,13 +131,12 @@ class _Counted:
 
 
 def _completed(trace: Trace, event: int) -> int:
-    """The event, or the next one, which completes the free that it asks for."""
     follows = trace.marks[event : event + 2] == bytes([_FREE, _COMPLETED])
     return event + 1 if follows and trace.address(event) == trace.address(event + 1) else event
 
 
 def _is_then(trace: Trace, event: int, time_us: int) -> bool:
-    """Whether a call at that time may have come between this event and the next."""
+    """True if a call at that time fits between this event and the next."""
     after, is_last = trace.time_us(event), event + 1 == len(trace.marks)
     before = 0 if is_last else trace.time_us(event + 1)
     return (after == 0 or after <= time_us + _CLOCKS_US) and (
@@ -148,7 +145,7 @@ def _is_then(trace: Trace, event: int, time_us: int) -> bool:
 
 
 def dumped_trace(events: Sequence[Mapping[str, Any]]) -> Trace:
-    """A device's trace as PyTorch's own dump has it."""
+    """A device's trace in PyTorch's own dump."""
     return Trace(
         bytes([_MARKS.get(event["action"], _NONE) for event in events]),
         lambda i: int(events[i].get("addr", 0)),
@@ -157,7 +154,7 @@ def dumped_trace(events: Sequence[Mapping[str, Any]]) -> Trace:
 
 
 def native_traces(native: core.Snapshot) -> dict[int, Callable[[], Trace]]:
-    """By device, what gives its trace in a snapshot of the core."""
+    """By device, a function that reads its trace from a snapshot of the core."""
     marks = bytes(_MARKS.get(name, _NONE) for name in native.actions()).ljust(256, b"\0")
     columns = native.tables()["events"]
 
@@ -175,45 +172,39 @@ def native_traces(native: core.Snapshot) -> dict[int, Callable[[], Trace]]:
 
 # ---- Cache calls -------------------------------------------------------------------------
 
-# The calls of empty_cache() that a program makes while it is recorded.
-#
-# One that finds nothing to give back leaves no trace, and under other settings it may have found
-# something. So each is noted with the allocator's own counts of what it served before: requests,
-# frees, and requests that failed. Each of these is one event of a trace, whoever records it, and
-# counting them from the end tells after which event the call came, whatever a ring has lost.
+# An empty_cache() that frees nothing leaves no event, but might free memory under other settings.
+# Each call is noted with the allocator's counters. Each counted action is one event of a trace, so
+# counting from its end locates the call, whatever the ring has lost.
 
 _LOGGER = logging.getLogger("neutracer")
 
-# What torch.cuda.empty_cache() and torch.accelerator.empty_cache() call: whoever has got hold of
-# one of these has it noted, and they stay what they are.
+# The functions behind torch.cuda.empty_cache() and torch.accelerator.empty_cache(), which are
+# wrapped in place so that kept references to the public functions are noted too.
 _FUNCTIONS = ("_cuda_emptyCache", "_accelerator_emptyCache")
 
-# Calls kept for each device: as many as one for every 48 of the events that the hooks keep
-# (HOOK_ENTRIES of process/hooks/long_history.py).
+# Calls kept per device, about one per 48 events of the hooks (`recording.long_history`).
 _MOST_CALLS = 1 << 14
 
-# Where they are among allocator_settings: by the device's number, the events of its trace.
+# The key in allocator_settings: events by device number.
 KEY = "trace_empty_cache_calls"
 
 
 class _Device:
-    """The calls on one device."""
-
     def __init__(self, now: Counts | None) -> None:
-        # All calls behind this one are noted; None: nothing is known.
+        # Counts from which on all calls are noted; None if unknown.
         self.since = now
         self.last = now
         self.calls: deque[tuple[Counts, int]] = deque()
 
     def note(self, before: Counts | None, after: Counts | None, time_us: int) -> None:
-        """A call, and the counts around it."""
+        """Note a call with the counts around it."""
         last = self.last
         went_on = before is not None and last is not None and before.waits == last.waits
         if not went_on or any(a > b for a, b in zip(last or (), before or (), strict=False)):
-            # Somebody else has called it, or has set the counts back.
+            # An unnoted call, or reset counters.
             self._forget(before)
         if before is None or after is None or before.events != after.events:
-            # Another thread came in between.
+            # Another thread interfered.
             self._forget(after)
         elif after.waits > before.waits:
             self.calls.append((before, time_us))
@@ -227,10 +218,10 @@ class _Device:
 
 
 class CacheCalls:
-    """Notes the calls of empty_cache() for as long as anybody records."""
+    """Notes the calls of empty_cache() while a recording is on."""
 
     def __init__(self) -> None:
-        # A signal's handler may call it while a call is noted.
+        # Reentrant: a signal handler may call empty_cache() during a note.
         self._lock = threading.RLock()
         self._wanted: list[object] = []
         self._torch: Any = None
@@ -238,9 +229,9 @@ class CacheCalls:
         self._replaced: dict[str, tuple[Any, Any]] = {}
 
     def begin(self, torch: Any, key: object) -> None:
-        """Note calls until `end` is called with the same key; before the recording begins.
+        """Note calls until `end` with the same key; call it before the recording begins.
 
-        Where this torch can't be asked what has to be known, nothing is noted.
+        Without the counters, in another torch, nothing is noted.
         """
         with self._lock:
             if any(one is key for one in self._wanted):
@@ -255,7 +246,7 @@ class CacheCalls:
                     self._put_back()
 
     def end(self, key: object) -> None:
-        """Note no more for whoever gave this key; fine where it did not."""
+        """Stop recording for `key`; a no-op if it never started."""
         with self._lock:
             if any(one is key for one in self._wanted):
                 self._wanted = [one for one in self._wanted if one is not key]
@@ -263,7 +254,7 @@ class CacheCalls:
                     self._put_back()
 
     def forget(self) -> None:
-        """Start anew in the child of a fork, which has no CUDA."""
+        """Reset in a forked child, which has no CUDA."""
         self._lock = threading.RLock()
         self._wanted = []
         self._put_back()
@@ -280,7 +271,7 @@ class CacheCalls:
 
     def _put_back(self) -> None:
         for name, (noting, function) in self._replaced.items():
-            # What somebody else has put around it since, goes on calling it.
+            # A later wrapper of the program's keeps calling ours.
             if vars(self._torch._C).get(name) is noting:
                 setattr(self._torch._C, name, function)
         self._replaced = {}
@@ -288,14 +279,14 @@ class CacheCalls:
         self._torch = None
 
     def _before(self) -> tuple[dict[int, Counts | None], int] | None:
-        """What `_after` is given: the counts, and the time."""
+        """The argument of `_after`: the counts, and the time."""
         if not self._wanted:
             return None
         return self._counts(), time.time_ns() // 1000
 
     def _after(self, begun: tuple[dict[int, Counts | None], int] | None) -> None:
         if begun is None:
-            # Nothing is known of a call that was not noted.
+            # The call began unnoted.
             with self._lock:
                 self._devices = {device: _Device(None) for device in self._devices}
             return
@@ -306,17 +297,14 @@ class CacheCalls:
                 known.note(before.get(device, UNUSED), after, time_us)
 
     def _counts(self) -> dict[int, Counts | None]:
-        """The counts of the devices; None where this torch does not tell.
-
-        Also of those without a context: a call has made their allocators wait all the same.
-        """
+        """The counts of all devices, with or without a context; None where unknown."""
         torch = self._torch
         if torch is None or not torch.cuda.is_initialized():
             return {}
         return {device: _counts_of(torch, device) for device in range(torch.cuda.device_count())}
 
     def now(self) -> dict[int, Counts | None]:
-        """What `noted` is to be given: to be asked for before a trace is taken."""
+        """The counts to pass to `noted`; call it before a trace is taken."""
         try:
             return self._counts() if self._wanted else {}
         except Exception:
@@ -326,19 +314,19 @@ class CacheCalls:
     def noted(
         self, before: Mapping[int, Counts | None], traces: Mapping[int, Callable[[], Trace]]
     ) -> dict[int, array[int]]:
-        """By device, the events of the traces after which there was a call.
+        """By device, the events of its trace that precede a call.
 
-        A device is there if all calls since its trace begins were noted. Where it was at work
-        while its trace was taken, nobody can say, and it is not.
+        Devices are left out unless all calls since the beginning of the trace were noted and
+        the device was idle while the trace was taken.
 
         Args:
-            before: `now()`, from before the traces were taken.
+            before: `now()` before the traces were taken.
             traces: The traces, by device.
         """
         try:
             return self._noted(before, traces) if before else {}
         except Exception:
-            # What a later torch may write or tell: the snapshot is worth more than the notes.
+            # A later torch may differ; never lose the snapshot over the notes.
             _LOGGER.debug("calls of empty_cache() could not be noted", exc_info=True)
             return {}
 
@@ -352,7 +340,7 @@ class CacheCalls:
             if counts is None or before.get(device) != counts:
                 continue
             with self._lock:
-                # One that is not there is in use since, and there was no call.
+                # A device that is missing here has had no call since its first use.
                 known = self._devices.get(device, _Device(UNUSED))
                 since, last, calls = known.since, known.last, tuple(known.calls)
             if since is None or last is None or last.waits != counts.waits:
@@ -374,7 +362,7 @@ def _counts_of(torch: Any, device: int) -> Counts | None:
 
 
 def note_in_dump(plain: Any, before: Mapping[int, Counts | None]) -> None:
-    """Note the calls in PyTorch's own dump, which was taken since `before`."""
+    """Note the calls in PyTorch's own dump, taken after `before`."""
     settings = plain.get("allocator_settings") if before and isinstance(plain, dict) else None
     traces = plain.get("device_traces") if isinstance(settings, dict) else None
     if isinstance(settings, dict) and isinstance(traces, (list, tuple)):
@@ -385,7 +373,7 @@ def note_in_dump(plain: Any, before: Mapping[int, Counts | None]) -> None:
 
 
 def note_in_snapshot(native: core.Snapshot, before: Mapping[int, Counts | None]) -> None:
-    """Note the calls in a snapshot that the core has just made of its own traces."""
+    """Note the calls in a snapshot just made by the core."""
     if before:
         for device, events in CACHE_CALLS.noted(before, native_traces(native)).items():
             native.note_calls(device, events)

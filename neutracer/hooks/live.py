@@ -16,26 +16,24 @@ from neutracer.hooks.modules import Marks, check_model, marks_by
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_count
 
-# The core's numbers of what an allocator serves.
+# The core's numbers.
 _DEVICE_TYPES = {"cuda": 0, "cpu": 1}
 
-# What is recorded where nobody says how much: events of each device, frames of each event.
+# Defaults: events per device, frames per event.
 _EVENTS = 100_000
 _FRAMES = 8
 
-# Tables of a ring that can be full: what then goes without, and why.
+# Tables of a ring that can fill up: key, subject and text of the warning.
 _LOST = (
     (
         "lost_stacks",
         "event",
-        "had a stack that did not fit into the tables: the program has more call sites than are "
-        "kept",
+        "lost the stack: the program has more call sites than the tables hold",
     ),
     (
         "lost_origins",
         "block",
-        "did not fit among those whose stack is kept while they are in use: the program has more "
-        "blocks",
+        "lost the stack: the program has more live blocks than the tables hold",
     ),
 )
 
@@ -58,30 +56,27 @@ class LiveTail:
     ) -> Snapshot:
         """The allocator's last events, and what it holds now.
 
-        The first call begins to record, natively and without the GIL, and so gives the
-        layout with no event before it; later ones give what has happened since. The
-        layout is the one after the last event exactly, whatever other threads do. A
-        block's stack is known if it was allocated since the recording began, however long
-        ago, with Python on the thread's stack; a segment's if that event is still kept.
+        The first call starts recording, natively and without the GIL, and returns the current
+        layout without events; later calls return the events since. The layout is exactly the
+        one after the last event, whatever other threads do. A block has a stack if it was
+        allocated from Python since the recording began; a segment, if its event is still kept.
 
         On a torch built for CUDA the snapshot has the CUDA devices. On one built for the
-        CPU it has what the calling thread, and PyTorch on its behalf, allocates on the
-        CPU, as device 0: that allocator has no segments, and each block counts as a
-        segment of its own that is reserved and given back with it.
+        CPU, device 0 has the CPU allocations of the calling thread and of PyTorch on its
+        behalf; that allocator has no segments, so each block counts as a segment of its own.
 
-        `history_complete()` of the snapshot is True only where the recording began
-        before the device's first allocation and no event since then is missing.
+        `history_complete()` of the snapshot is True only if the recording began before the
+        device's first allocation and no event is missing.
 
         Args:
-            max_events: The most events of each device that are kept and given; None for as
-                many as the call before, at first 100,000. A ring takes 64 bytes an event,
-                and tables of stacks some 13 MiB a device. More than before starts anew: what
-                was recorded is lost.
-            frames: Python frames recorded of each event, from the innermost, 0 to 64; None
-                for as many as before, at first 8.
-            modules: A model whose modules mark what they allocate from now on, or True for
-                every model that is called, for `holders(by="module")`; None leaves it as it
-                is. On CUDA this needs torch 2.10.
+            max_events: The most events kept per device; None keeps the last value, at first
+                100,000. A ring takes 64 bytes per event, and tables of stacks some 13 MiB per
+                device. A larger value discards the recording so far.
+            frames: Python frames per event, from the innermost, 0 to 64; None keeps the last
+                value, at first 8.
+            modules: A model whose modules mark their allocations from now on, or True for
+                every model that is called, for `holders(by="module")`; None changes nothing.
+                On CUDA this needs torch 2.10.
 
         Returns:
             The snapshot. Every analysis, `save` and the pictures work on it.
@@ -90,7 +85,7 @@ class LiveTail:
             UnavailableError: PyTorch's allocator can't be followed here; `.install` says
                 why, and what to do. `neutracer.snapshot()` needs no hooks.
             ValueError: `max_events` is below 1, or `frames` not 0 to 64.
-            TypeError: `modules` is no model.
+            TypeError: `modules` is not a model.
 
         Example:
             >>> import neutracer
@@ -110,16 +105,13 @@ class LiveTail:
         return take(hooks.load().backend, events)
 
     def stop(self) -> None:
-        """End the recording; the next call begins a new one.
-
-        PyTorch can't detach what listens to its allocator: it stays, but is silent.
-        """
+        """Stop recording; the next call starts anew. The tracker stays attached, but idle."""
         hooks.silence()
         self._asked = (_EVENTS, _FRAMES)
         self._mark(None)
 
     def _mark(self, model: Any) -> None:
-        """Let the modules of this model mark what they allocate, and no others."""
+        """Mark the allocations of this model's modules only."""
         with self._lock:
             if model is self._model:
                 return
@@ -129,7 +121,7 @@ class LiveTail:
             self._model = model
 
     def __reduce__(self) -> str:
-        # By its name, as a function goes: it is the same in every process.
+        # Pickled by name, as a function is.
         return "live"
 
     def __repr__(self) -> str:
@@ -140,12 +132,12 @@ live = LiveTail()
 
 
 def take(backend: str, max_events: int, *, quiet: bool = False) -> Snapshot:
-    """A snapshot from the hooks that are connected, whether they record or not.
+    """A snapshot from the connected hooks, whether they record or not.
 
     Args:
         backend: "cuda" or "cpu".
-        max_events: The most events of each device.
-        quiet: Warn of nothing.
+        max_events: The most events per device.
+        quiet: Suppress warnings.
 
     Raises:
         UnavailableError: The allocator gave no layout.
@@ -158,8 +150,8 @@ def take(backend: str, max_events: int, *, quiet: bool = False) -> Snapshot:
             raise
         raise UnavailableError("the layout of PyTorch's allocator", str(error)) from error
     note_in_snapshot(native, before)
-    for key, noun, said in _LOST:
+    for key, noun, text in _LOST:
         lost = sum(tail[key] for tail in tails)
         if lost and not quiet:
-            warnings.warn(f"{format_count(lost, noun)} {said}", HistoryWarning, stacklevel=3)
+            warnings.warn(f"{format_count(lost, noun)} {text}", HistoryWarning, stacklevel=3)
     return Snapshot(native)

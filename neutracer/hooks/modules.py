@@ -19,33 +19,26 @@ from neutracer.trace.stacks import MODULE_MARK
 
 # ---- Modules -----------------------------------------------------------------------------
 
-# Allocations marked with the `nn.Module` whose forward or backward made them.
-#
-# PyTorch keeps a text with each event of its history (`_cuda_setMemoryMetadata`, from 2.10 on), and
-# neutracer's hooks on the CPU's allocator keep one too. Hooks on all modules set it to the path of
-# the running module. In a backward pass the autograd nodes of a module's inputs and outputs set the
-# text of the module that made them; allocations between two modules count for the enclosing one.
-#
-# The hooks are PyTorch's global ones: none is stored in a module, and so a model can be copied,
-# saved and sent meanwhile. What they do is compiled (`csrc/py/nt_py_modules.c`). Inside of a
-# compiled region they do nothing: all of it counts for the module around it.
-#
-# Where neutracer's hooks on the allocator are compiled, these do without any of PyTorch's
-# (`process/recording/module_calls.py`), at a small part of the cost.
+# PyTorch keeps a text per event (`_cuda_setMemoryMetadata`, since 2.10), as do neutracer's hooks on
+# the CPU allocator. `ModuleMarks` sets it to the running module's path by PyTorch's global module
+# hooks, so that models can still be copied, saved and sent. In a backward pass, autograd nodes at a
+# module's inputs and outputs set it. A compiled region counts for the module around it.
+# The hooks' work is in csrc/py/nt_py_modules.c. With neutracer's compiled hooks, `ModuleCalls` does
+# the same at a fraction of the cost.
 
 Text = TypeVar("Text")
 
 
 def check_modules(torch: Any, model: object) -> None:
-    """See whether this torch keeps such texts, and whether this is a model.
+    """Check `modules=` and this torch's support for it.
 
     Args:
         torch: The module.
-        model: An `nn.Module`, True for every one that is called, or None for none.
+        model: An `nn.Module`, True for every model that is called, or None.
 
     Raises:
-        UnavailableError: It doesn't.
-        TypeError: It is none of these.
+        UnavailableError: This torch keeps no texts per event.
+        TypeError: `model` is none of these.
     """
     check_model(model)
     if model is not None and not hasattr(torch._C, "_cuda_setMemoryMetadata"):
@@ -56,11 +49,7 @@ def check_modules(torch: Any, model: object) -> None:
 
 
 def check_model(model: object) -> None:
-    """See whether something can be given as `modules`.
-
-    Raises:
-        TypeError: It is no `nn.Module`, not True and not None.
-    """
+    """Raise TypeError unless `model` is an `nn.Module`, True or None."""
     if model is None:
         return
     if model is not True and not callable(getattr(model, "named_modules", None)):
@@ -68,7 +57,7 @@ def check_model(model: object) -> None:
 
 
 class ModuleMarks:
-    """The hooks of one recording.
+    """One recording's marks by PyTorch's hooks.
 
     Example:
         >>> import torch
@@ -84,17 +73,16 @@ class ModuleMarks:
     """
 
     def __init__(self, model: Any, write: Callable[[str], object], read: Callable[[], str]) -> None:
-        """`write` sets the calling thread's text, `read` gives it. A `model` of True stands
-        for each model whose forward is called; its class is in front of its paths."""
+        """`write` sets the calling thread's text, `read` returns it; `model` as in `texts_of`."""
         self._model = model
         self._write = write
         self._read = read
-        # Emptied at the end: nodes of graphs that live on are silent then.
+        # Emptied at the end, to disarm nodes of surviving graphs.
         self._writer: list[Callable[[str], object]] = []
         self._handles: list[Any] = []
 
     def attach(self) -> None:
-        """Begin to mark."""
+        """Start marking."""
         hooks: Any = sys.modules["torch.nn.modules.module"]
         torch = hooks.torch
         texts, enter_model = texts_of(self._model, str)
@@ -119,7 +107,7 @@ class ModuleMarks:
 def _hooks_of(
     marks: core.ModuleMarks, is_compiling: Callable[[], bool]
 ) -> tuple[Callable[[Any, Any], None], Callable[[Any, Any, Any], None]]:
-    """The hooks before and after a forward; a compiler that traces them sees empty ones."""
+    """The hooks before and after a forward; empty while a compiler traces them."""
     enter, leave = marks.enter, marks.leave
 
     def before(module: Any, args: Any) -> None:
@@ -136,11 +124,12 @@ def _hooks_of(
 def texts_of(
     model: Any, make: Callable[[str], Text]
 ) -> tuple[dict[int, Text], Callable[[Any], object]]:
-    """The texts of modules by their ids, and what to call with a model that is not among them.
+    """The texts of modules by id, and a function to call with an unknown model.
 
     Args:
-        model: An `nn.Module`, or True for each one that is called.
-        make: Given a text, what is to stand for it.
+        model: An `nn.Module`, or True for every model whose forward is called; the model's class
+            then precedes its paths.
+        make: Converts a text to the caller's form.
     """
     texts: dict[int, Text] = {}
     if model is True:
@@ -151,7 +140,6 @@ def texts_of(
 
 
 def _know_compiled(texts: dict[int, Text], module: Any) -> None:
-    """Give what `torch.compile` made of a known module the path of that."""
     text = texts.get(id(_parts(module).get("_orig_mod")))
     if text is not None:
         texts[id(module)] = text
@@ -160,7 +148,6 @@ def _know_compiled(texts: dict[int, Text], module: Any) -> None:
 def _learn(
     texts: dict[int, Text], make: Callable[[str], Text], alive: dict[int, Any], model: Any
 ) -> None:
-    """Find the paths in a model that is called for the first time."""
     name = type(model).__name__
     for path, module in _paths("", model, set()):
         key = id(module)
@@ -173,26 +160,24 @@ def _learn(
         texts[key] = make(MODULE_MARK + (f"{name}.{path}" if path else name))
 
 
-def _paths(path: str, module: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """What `named_modules()` gives, without code of the program: what is raised meanwhile is of
-    a signal's handler then."""
-    if id(module) in seen:
+def _paths(path: str, module: Any, visited: set[int]) -> Iterator[tuple[str, Any]]:
+    """As `named_modules()`, without running code of the program."""
+    if id(module) in visited:
         return
-    seen.add(id(module))
+    visited.add(id(module))
     yield path, module
     for name, part in list(_parts(module).items()):
         if part is not None:
-            yield from _paths(f"{path}.{name}" if path else name, part, seen)
+            yield from _paths(f"{path}.{name}" if path else name, part, visited)
 
 
 def _parts(module: Any) -> Mapping[str, Any]:
-    """The modules in a module, by name."""
     parts: Mapping[str, Any] = object.__getattribute__(module, "__dict__").get("_modules", {})
     return parts
 
 
 def _begin_pass(writer: list[Callable[[str], object]], before: str, _: object) -> None:
-    """A backward pass has come to a model: when it ends, the text from before it is set again."""
+    """Restore the text from before a backward pass when it ends."""
     if writer:
         variable: Any = sys.modules["torch.autograd.variable"]
         variable.Variable._execution_engine.queue_callback(partial(writer[0], before))
@@ -200,17 +185,15 @@ def _begin_pass(writer: list[Callable[[str], object]], before: str, _: object) -
 
 # ---- Module calls ------------------------------------------------------------------------
 
-# Modules marked by the compiled hooks, without hooks of PyTorch's.
-#
-# While one marks, `Module.__call__` is a function that says which module runs
-# (`csrc/torch/nt_torch_calls.cpp`) and does the same otherwise. What an event of the allocator is
-# made for is found out when it comes: in a backward pass by the number of the node that runs.
+# Meanwhile `Module.__call__` is a wrapper that notes the running module
+# (csrc/torch/nt_torch_calls.cpp). In a backward pass an event's module is found by the number of
+# the running autograd node.
 
 _lock = threading.Lock()
 
 
 class ModuleCalls:
-    """The marks of one recording. On CUDA it begins once the program has used a device.
+    """One recording's marks by the compiled hooks; on CUDA they need an initialised device.
 
     Example:
         >>> import torch
@@ -224,8 +207,7 @@ class ModuleCalls:
     """
 
     def __init__(self, hooks: Any, model: Any) -> None:
-        """`hooks` is the compiled module. A `model` of True stands for each model whose forward
-        is called; its class is in front of its paths."""
+        """`hooks` is the compiled module; `model` as in `texts_of`."""
         self._hooks = hooks
         self._model = model
         self._calls: Any = None
@@ -233,11 +215,11 @@ class ModuleCalls:
         self._marking: Any = None
 
     def attach(self) -> None:
-        """Begin to mark.
+        """Start marking.
 
         Raises:
-            UnavailableError: PyTorch calls modules in another way than it is known to, or its
-                allocator can't be followed.
+            UnavailableError: This PyTorch calls modules in an unknown way, or its allocator
+                can't be followed.
         """
         modules: Any = sys.modules["torch.nn.modules.module"]
         is_compiling = modules.torch.compiler.is_dynamo_compiling
@@ -257,7 +239,7 @@ class ModuleCalls:
         calls.end()
         kind = sys.modules["torch.nn.modules.module"].Module
         with _lock:
-            # Where something else was put on top of it, it stays and marks nothing.
+            # Under a later wrapper it stays, and marks nothing.
             if kind.__call__ is self._marking:
                 kind.__call__ = self._original
 
@@ -266,10 +248,10 @@ Marks = ModuleMarks | ModuleCalls
 
 
 def marks_by(hooks: Any, model: Any) -> Marks:
-    """Begin to mark what a model allocates, for neutracer's compiled hooks.
+    """Start marking a model's allocations for neutracer's compiled hooks.
 
     Raises:
-        UnavailableError: This torch keeps no texts.
+        UnavailableError: This torch keeps no texts per event.
     """
     torch: Any = sys.modules["torch"]
     if hooks.backend == "cuda":
@@ -279,8 +261,7 @@ def marks_by(hooks: Any, model: Any) -> Marks:
 
 
 def marks_of(torch: Any, model: Any) -> Marks:
-    """Begin to mark what a model allocates on CUDA devices: with neutracer's hooks where they are
-    compiled, else with PyTorch's."""
+    """Start marking a model's CUDA allocations, by neutracer's compiled hooks if available."""
     try:
         hooks = load(compile=False)
         hooks = hooks if hooks.backend == "cuda" else None
@@ -291,7 +272,6 @@ def marks_of(torch: Any, model: Any) -> Marks:
 
 
 def _begun(hooks: Any, model: Any) -> ModuleCalls | None:
-    """The marks by the compiled hooks, or None where they can't be made."""
     if hooks is None:
         return None
     calls = ModuleCalls(hooks, model)
@@ -313,13 +293,13 @@ def _begun_by_hooks(
 def _marking(
     original: Any, is_compiling: Callable[[], bool], marking_call: Callable[..., Any]
 ) -> Any:
-    """What stands for `Module.__call__`; a compiler that traces it sees the original.
+    """The wrapper of `Module.__call__`; a tracing compiler sees the original.
 
-    In a stack it reads as the original does, line for line and column for column: its last line is
-    what is called there, and so stacks are the same with and without marks.
+    Its code object has the original's name, file and last line, so that stacks are equal with and
+    without marks.
 
     Raises:
-        UnavailableError: The original is not that of PyTorch, or another than is known.
+        UnavailableError: The original is not PyTorch's known function.
     """
 
     # fmt: off
@@ -348,5 +328,4 @@ def _marking(
 
 
 def _last_line(code: CodeType) -> int:
-    """The last line that does something."""
     return max(line for _, _, line in code.co_lines() if line is not None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loaded shim: attaching to CUDA's and the CPU's allocators, detaching, and OOM callbacks."""
+"""The loaded shim: attaching to the CUDA and CPU allocators, and OOM callbacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from neutracer._native import core, load_hooks
@@ -30,39 +30,30 @@ from neutracer.hooks.cache_calls import CACHE_CALLS
 
 # ---- Shim --------------------------------------------------------------------------------
 
-# The compiled hooks of this process: loaded once, or why there are none.
-
-_COMPILING = (
-    "neutracer: compiling its hooks on the allocator of torch {}, once, which takes some seconds"
-)
+_COMPILING = "neutracer: compiling the allocator hooks for torch {}; this takes some seconds, once"
 
 
 class _Shim:
-    """The loaded module of this process, or why there is none."""
-
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.module: Any = None
         self.path: Path | None = None
         self.failure: UnavailableError | None = None
-        self.told = False
+        self.reported = False
 
 
 _shim = _Shim()
 
 
 def load(*, compile: bool = True) -> Any:
-    """The module `_torch`; what no wheel has is compiled at its first use here (some seconds).
-
-    This attaches nothing.
+    """Load the module `_torch`, compiling it at first use if needed; attaches nothing.
 
     Args:
-        compile: False takes only what is compiled already.
+        compile: False uses only a compiled module.
 
     Raises:
-        UnavailableError: torch is not imported, is not one that the hooks are known to
-            fit, does not behave as they expect, or they can't be compiled here;
-            `.install` has the reason.
+        UnavailableError: torch is not imported or not supported by the hooks, or they can't be
+            compiled here; `.install` has the reason.
     """
     with _shim.lock:
         if _shim.module is not None:
@@ -81,7 +72,7 @@ def load(*, compile: bool = True) -> Any:
             path = path or _built(goal)
             module = _connected(path)
         except UnavailableError as error:
-            # What failed once is not tried again at every call.
+            # Don't retry at every call.
             _shim.failure = error
             raise
         _shim.module, _shim.path = module, path
@@ -89,7 +80,7 @@ def load(*, compile: bool = True) -> Any:
 
 
 def _loads(path: Path) -> bool:
-    """Whether a wheel's module can be loaded; the C++ library here may be too old for it."""
+    """True if a wheel's module loads; the C++ library here may be too old."""
     try:
         load_hooks(path)
     except ImportError:
@@ -98,7 +89,6 @@ def _loads(path: Path) -> bool:
 
 
 def _built(goal: Target) -> Path:
-    # Whoever waits is to know for what.
     print(_COMPILING.format(goal.torch.version), file=sys.stderr, flush=True)
     return build(goal)
 
@@ -112,36 +102,30 @@ def _connected(path: Path) -> ModuleType:
         raise UnavailableError(what, str(error)) from error
     if differs:
         version = sys.modules["torch"].__version__
-        raise UnavailableError(
-            what, f"torch {version} is not as they need it: {differs}; {FALLBACK}"
-        )
+        raise UnavailableError(what, f"torch {version} is not supported: {differs}; {FALLBACK}")
     core.live_set_source(module.live_source)
     return module
 
 
 def try_load(*, compile: bool = True) -> Any:
-    """The module `_torch`, or None; a warning says once why there is none.
-
-    Args:
-        compile: False takes only what is compiled already.
-    """
+    """The module `_torch`, or None with one warning per process; arguments as `load`."""
     try:
         return load(compile=compile)
     except UnavailableError as error:
         with _shim.lock:
-            told, _shim.told = _shim.told, True
-        if not told:
+            reported, _shim.reported = _shim.reported, True
+        if not reported:
             warnings.warn(f"neutracer uses PyTorch's Python entry points: {error}", stacklevel=3)
         return None
 
 
 def why_none() -> str:
-    """Why there are no hooks here, which is not warned of any more; "" where there are."""
+    """Why there are no hooks here, or ""; suppresses the warning of `try_load`."""
     try:
         load()
     except UnavailableError as error:
         with _shim.lock:
-            _shim.told = True
+            _shim.reported = True
         return str(error)
     return ""
 
@@ -152,7 +136,7 @@ def loaded() -> Any:
 
 
 def loaded_path() -> Path | None:
-    """Where the loaded module is, or None."""
+    """The path of the loaded module, or None."""
     return _shim.path
 
 
@@ -168,15 +152,11 @@ def call(function: Callable[..., object], *arguments: object) -> None:
         raise UnavailableError("following PyTorch's allocator", str(error)) from error
 
 
-# ---- Cpu ---------------------------------------------------------------------------------
+# ---- CPU ---------------------------------------------------------------------------------
 
-# The CPU's allocator: which threads are watched, and how the watch makes way for the
-# profiler.
-#
-# c10 reports to one place a thread, which PyTorch's profiler wants for itself: it refuses to
-# start where the place is taken. While threads are watched, wrappers around two functions of
-# `torch.autograd.profiler` free the place for a profiler, and the watch takes it again when the
-# profiler has gone.
+# c10 reports to one slot per thread, and PyTorch's profiler refuses to start if it is taken. While
+# threads are watched, wrappers around two functions of `torch.autograd.profiler` free the slot for
+# the profiler and take it back afterwards.
 
 _cpu_lock = threading.RLock()
 _stepped_aside = threading.local()
@@ -201,10 +181,10 @@ def watch_cpu_thread(module: Any) -> None:
 
 
 def unwatch_cpu_thread(module: Any) -> None:
-    """Leave the calling thread alone; the last one to go takes the wrappers off.
+    """Stop watching the calling thread; the last thread removes the wrappers.
 
     Raises:
-        UnavailableError: Something else is on top of the watch, and must go first.
+        UnavailableError: Something else is on top of the watch, and must be removed first.
     """
     call(module.unwatch_thread)
     _stepped_aside.value = False
@@ -220,7 +200,6 @@ def unwatch_cpu_thread(module: Any) -> None:
 
 
 def _enable(*arguments: Any, **options: Any) -> Any:
-    """PyTorch's `_enable_profiler`, with the watch out of its way."""
     module, original = loaded(), _original("_enable_profiler")
     _stepped_aside.value = module.unwatch_thread()
     try:
@@ -231,7 +210,6 @@ def _enable(*arguments: Any, **options: Any) -> Any:
 
 
 def _disable(*arguments: Any, **options: Any) -> Any:
-    """PyTorch's `_disable_profiler`; the watch takes its place again."""
     try:
         return _original("_disable_profiler")(*arguments, **options)
     finally:
@@ -239,7 +217,7 @@ def _disable(*arguments: Any, **options: Any) -> Any:
 
 
 def _original(name: str) -> Callable[..., Any]:
-    """PyTorch's function, also for those who kept the wrapper after it was taken off."""
+    """PyTorch's function, also for a wrapper that was kept after its removal."""
     kept = _originals.get(name)
     if kept is None:
         kept = getattr(sys.modules["torch.autograd"], name)
@@ -252,29 +230,27 @@ def _come_back(module: Any) -> None:
         call(module.watch_thread)
         now = module.state()
         if now["active"]:
-            # What was freed in between was told to the profiler only.
+            # Frees in between were reported to the profiler only.
             call(module.start, now["frames"])
 
 
-# ---- Oom ---------------------------------------------------------------------------------
+# ---- Out of memory -----------------------------------------------------------------------
 
-# Out of memory: the observer on PyTorch's allocator, and its listeners.
-
-#: Errors of callbacks that are kept.
+#: Kept errors of callbacks.
 _MOST_ERRORS = 32
 
 
 @dataclass(frozen=True)
 class OomFact:
-    """What was known when an allocator ran out of memory.
+    """One out-of-memory event.
 
     Attributes:
-        device: The device's number; of the CPU's allocator 0.
-        asked_bytes: The request, rounded to the segment that it needed.
-        total_bytes: The device's bytes, or the cap where a fraction is set.
+        device: The device's number; 0 for the CPU's allocator.
+        asked_bytes: The request, rounded to a segment.
+        total_bytes: The device's bytes, or the cap if a fraction is set.
         free_bytes: The device's free bytes.
-        time_ns: When, since the epoch.
-        thread_id: The operating system's id of the asking thread.
+        time_ns: Nanoseconds since the epoch.
+        thread_id: The operating system's id of the requesting thread.
     """
 
     device: int
@@ -292,7 +268,7 @@ class OomSubscription:
         self._callback: Callable[[OomFact], object] | None = callback
 
     def remove(self) -> None:
-        """Call the callback no more; PyTorch keeps the observer, which then does nothing."""
+        """Stop calling the callback; PyTorch keeps the idle observer."""
         with _oom_lock:
             self._callback = None
             if self in _listeners:
@@ -301,15 +277,10 @@ class OomSubscription:
     def __enter__(self) -> OomSubscription:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.remove()
 
-    def _tell(self, fact: OomFact) -> None:
+    def _notify(self, fact: OomFact) -> None:
         callback = self._callback
         if callback is not None:
             callback(fact)
@@ -323,14 +294,14 @@ _errors: list[str] = []
 def on_oom(callback: Callable[[OomFact], object]) -> OomSubscription:
     """Call `callback` when the allocator runs out of memory, before the exception is raised.
 
-    The call is in the asking thread, without the allocator's lock. What it raises does not
-    reach the program, which gets PyTorch's own exception; `oom_errors` has it.
+    It runs on the requesting thread, without the allocator's lock. Its exceptions don't reach
+    the program; `oom_errors` has them.
 
     Args:
-        callback: Gets the `OomFact`. It is not called for errors that it causes itself.
+        callback: Called with an `OomFact`, except for errors that it causes itself.
 
     Raises:
-        UnavailableError: There are no hooks, or CUDA was not initialised.
+        UnavailableError: There are no hooks, or CUDA is not initialised.
     """
     module = load()
     subscription = OomSubscription(callback)
@@ -345,14 +316,14 @@ def _on_oom(*figures: int) -> None:
     fact = OomFact(*figures)
     for listener in list(_listeners):
         try:
-            listener._tell(fact)
+            listener._notify(fact)
         except BaseException as error:
             del _errors[: 1 - _MOST_ERRORS]
             _errors.append(f"{type(error).__name__}: {error}")
 
 
 def oom_errors() -> list[str]:
-    """What callbacks of `on_oom` raised, the latest last, as text."""
+    """Exceptions of callbacks of `on_oom` as text, the latest last."""
     last = None if loaded() is None else loaded().oom_error()
     return [*_errors, *([last] if last else [])]
 
@@ -372,8 +343,7 @@ def oom_descriptor() -> int:
     """An eventfd that becomes readable with each out-of-memory event; reading resets it.
 
     Raises:
-        UnavailableError: There are no hooks, CUDA was not initialised, or there is no
-            descriptor left.
+        UnavailableError: There are no hooks, CUDA is not initialised, or no descriptor is left.
     """
     module = load()
     call(module.attach_oom)
@@ -385,30 +355,28 @@ def oom_descriptor() -> int:
 
 # ---- Attach ------------------------------------------------------------------------------
 
-# The hooks on PyTorch's allocators: found or compiled, attached on request, silenced.
-#
-# PyTorch can't detach an allocator's tracker or an out-of-memory observer: each is attached
-# at the first request and once, and costs some ten ns an event from then on even when silent.
+# PyTorch can't detach an allocator's tracker or an out-of-memory observer: each is attached once,
+# at its first use, and costs some ten ns per event from then on, even when silent.
 
 _attach_lock = threading.RLock()
 
 
 class _Wanted:
-    """Who wants events: whoever called `attach`, and followers with what they asked for."""
+    """The users of events: callers of `attach`, and followers with their options."""
 
     def __init__(self) -> None:
         self.attached = False
         self.followers: dict[object, tuple[int, int]] = {}
 
     def forget(self) -> None:
-        """Start anew in the child of a fork: its parent's followers are not there."""
+        """Drop the parent's users in a forked child."""
         global _attach_lock
         _attach_lock = threading.RLock()
         self.attached = False
         self.followers.clear()
 
     def frames(self, asked: int) -> int:
-        """The frames that an event has to have where somebody asks for so many."""
+        """The most frames that any user needs."""
         return max(asked, *(frames for _, frames in self.followers.values()), 0)
 
 
@@ -418,22 +386,22 @@ os.register_at_fork(after_in_child=_wanted.forget)
 
 @dataclass(frozen=True)
 class HookState:
-    """What the hooks do in this process.
+    """The state of the hooks in this process.
 
     Attributes:
-        built_at: The compiled module.
+        built_at: The path of the compiled module.
         built_for: The version of torch that it was built for.
-        backend: "cuda" or "cpu": whose allocator is followed.
+        backend: The allocator that is followed: "cuda" or "cpu".
         attached: The tracker is attached; it stays so until the process ends.
         active: It records.
-        frames: Python frames that are kept of each event.
+        frames: Python frames kept per event.
         frames_refused: Why no frames can be kept in this interpreter, or "".
-        events: Events that each ring keeps.
-        pushed: Events that were pushed so far, by device.
+        events: Events kept per ring.
+        pushed: Events pushed so far, by device.
         oom_attached: The out-of-memory observer is attached; it stays so as well.
-        ooms: Out-of-memory events seen since then.
-        threads: Threads that asked to be watched (CPU only).
-        gaps: Times when reports went to PyTorch's profiler or another one (CPU only).
+        ooms: Out-of-memory events since then.
+        threads: Watched threads (CPU only).
+        gaps: Times when PyTorch's profiler or another one had the reports (CPU only).
     """
 
     built_at: str
@@ -452,21 +420,20 @@ class HookState:
 
 
 def attach(events: int = 100_000, frames: int = 0) -> None:
-    """Follow the allocator from now on, through a ring of events for each device.
+    """Follow the allocator from now on, through one ring of events per device.
 
-    PyTorch can't detach the tracker: `silence` makes it almost idle. It does not disturb what
-    already runs; another number of events makes new rings. On a torch for the CPU the calling
-    thread is watched, and what PyTorch runs for it.
+    PyTorch can't detach the tracker: `silence` makes it almost idle. A running recording goes
+    on; more events make new rings. On a torch for the CPU this watches the calling thread and
+    PyTorch's work for it.
 
     Args:
-        events: How many each ring keeps; older ones are overwritten. 64 bytes each.
-        frames: Python frames kept of each event, from the innermost, at most 64.
+        events: Events kept per ring, 64 bytes each; older ones are overwritten.
+        frames: Python frames kept per event, from the innermost, at most 64.
 
     Raises:
-        UnavailableError: There are no hooks here, or no device for a torch that is built
-            for CUDA; CUDA was not initialised, another allocator than PyTorch's own is in
-            use, PyTorch's profiler is running in this thread (CPU), or frames can't be read
-            in this interpreter.
+        UnavailableError: There are no hooks, or no device for a torch with CUDA; CUDA is not
+            initialised, PyTorch's own allocator is not in use, PyTorch's profiler is running
+            on this thread (CPU), or this interpreter's frames can't be read.
         ValueError: `events` is below 1, or `frames` not 0 to 64.
     """
     events = min(whole_number("events", events), sys.maxsize)
@@ -491,13 +458,12 @@ def _begin(events: int, frames: int) -> None:
 
 
 def _note_calls(module: Any) -> None:
-    """Note the calls of empty_cache() too, before events are pushed."""
+    """Note the calls of empty_cache() too; before events are pushed."""
     if module.backend == "cuda":
         CACHE_CALLS.begin(sys.modules["torch"], _wanted)
 
 
 def _note_no_calls(module: Any) -> None:
-    """Note them no longer where no events are pushed."""
     if not module.state()["active"]:
         CACHE_CALLS.end(_wanted)
 
@@ -515,19 +481,9 @@ def _record(module: Any, events: int, frames: int) -> None:
 
 
 def follow(events: int, frames: int) -> Callable[[], None]:
-    """Do what `attach` does, until what this returns is called.
+    """As `attach`, until the returned function is called.
 
-    Meanwhile `silence` changes nothing, and `attach` records as many frames at least.
-
-    Args:
-        events: As for `attach`.
-        frames: As for `attach`.
-
-    Returns:
-        Ends it. Where nobody else wants events the hooks are silent then.
-
-    Raises:
-        UnavailableError: As for `attach`.
+    Meanwhile `silence` changes nothing, and `attach` records at least as many frames.
     """
     key = object()
     with _attach_lock:
@@ -543,10 +499,9 @@ def follow(events: int, frames: int) -> Callable[[], None]:
 
 
 def silence() -> None:
-    """Record nothing until `resume` or `attach`; fine where nothing is attached.
+    """Record nothing until `resume` or `attach`; a no-op with a follower or nothing attached.
 
-    On CUDA what was recorded is set apart at once, since the layout goes on without it.
-    Where something follows (`follow`) it goes on.
+    On CUDA the recording so far is set apart at once, since the layout changes without it.
     """
     with _attach_lock:
         _wanted.attached = False
@@ -560,7 +515,7 @@ def _stop() -> None:
 
 
 def resume(frames: int | None = None) -> None:
-    """Record again; what was recorded before `silence` is set apart.
+    """Record again; the recording before `silence` is set apart.
 
     Args:
         frames: As for `attach`; None for none.
@@ -580,7 +535,7 @@ def resume(frames: int | None = None) -> None:
 
 
 def state() -> HookState | None:
-    """What the hooks do in this process; None where they were not loaded.
+    """The state of the hooks in this process; None if they are not loaded.
 
     Example:
         >>> now = state()
@@ -612,8 +567,8 @@ def device_stats(device: int) -> dict[str, int]:
     """The figures of `torch.cuda.memory_stats(device)` under the same keys, without the GIL.
 
     Args:
-        device: The device's number. -1 is the CPU where its allocator is followed: what
-            the watched threads allocated since.
+        device: The device's number; -1 is the CPU if its allocator is followed, with the
+            watched threads' allocations.
 
     Raises:
         UnavailableError: There are no hooks, no such device, or CUDA is not initialised.
@@ -625,12 +580,12 @@ def device_stats(device: int) -> dict[str, int]:
 
 
 def watch_thread() -> None:
-    """Follow what the calling thread allocates on the CPU too; nothing to do for CUDA.
+    """Also follow the calling thread's CPU allocations; a no-op for CUDA.
 
-    Seen are threads that called this or `attach`, and what PyTorch runs for them on others
-    (backward). While PyTorch's profiler runs in a thread it gets the reports, and what was
-    recorded before is set apart. A block that a watched thread allocated and another one
-    frees stays in the layout until its address is given out again.
+    This covers threads that called this or `attach`, and PyTorch's work for them on other
+    threads (backward). PyTorch's profiler takes over a thread's reports while it runs, and the
+    recording before is set apart. A block freed by an unwatched thread stays in the layout
+    until its address is reused.
 
     Raises:
         UnavailableError: There are no hooks, or PyTorch's profiler is running here.
@@ -641,26 +596,24 @@ def watch_thread() -> None:
 
 
 def unwatch_thread() -> None:
-    """Leave the calling thread alone again.
+    """Stop following the calling thread.
 
     Raises:
-        UnavailableError: Something else was put on top, and must go first.
+        UnavailableError: Something else is on top of the watch, and must be removed first.
     """
     if loaded() is not None and loaded().backend == "cpu":
         unwatch_cpu_thread(loaded())
 
 
 def _refuse_without_device() -> None:
-    """Before anything is compiled: a torch for CUDA without a device has nothing to follow."""
+    """Fail before compiling if a torch for CUDA has no device."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.version.cuda is not None and torch.cuda.device_count() == 0:
         raise UnavailableError(
             "a CUDA device in this process",
-            "torch sees none, and one that is built for CUDA does not report what it allocates "
-            "on the CPU",
+            "torch finds none, and a torch built for CUDA does not report its CPU allocations",
         )
 
 
 def _capacity(now: dict[str, Any]) -> int:
-    """Events that each ring keeps; a ring keeps one less than it has entries."""
     return min((entries - 1 for _, _, entries in now["rings"]), default=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recording through the hooks: a history longer than PyTorch's ring, and observers of OOMs."""
+"""Recording through the hooks (a history longer than PyTorch's ring), and OOM observers."""
 
 from __future__ import annotations
 
@@ -40,26 +40,23 @@ from neutracer.trace.snapshot import Snapshot
 
 # ---- Observer ----------------------------------------------------------------------------
 
-# The moment at which PyTorch runs out of memory, before the exception exists.
-#
-# PyTorch calls its observers on the thread that asked, after its cache was given back and
-# the request failed again, and has no way to detach one. Ours is attached once, at the first
-# request, and does nothing while nobody listens. An exception from an observer would replace
-# the error, so none leaves ours.
+# PyTorch calls its observers on the requesting thread, after it has emptied its cache and failed
+# again, before the exception exists. An observer can't be detached: ours is attached once, is idle
+# without listeners, and lets no exception out, since that would replace the error.
 
 _LOGGER = logging.getLogger("neutracer")
 
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """What PyTorch passes to its observers.
+    """The arguments of PyTorch's observers.
 
     Attributes:
         device: The CUDA device.
-        asked_bytes: What was asked of the device: the request rounded to a segment.
-        limit_bytes: The process's cap where one is set, else the device's size.
-        free_bytes: What the device had left.
-        time_us: When, in microseconds since the epoch.
+        asked_bytes: The request to the device, rounded to a segment.
+        limit_bytes: The process's cap if one is set, else the device's size.
+        free_bytes: The device's free bytes.
+        time_us: Microseconds since the epoch.
     """
 
     device: int
@@ -73,8 +70,6 @@ Listener = Callable[[OutOfMemory], object]
 
 
 class _Observer:
-    """The one observer of a process, and who listens to it."""
-
     def __init__(self) -> None:
         self.listeners: tuple[Listener, ...] = ()
         self.attached_to: Any = None
@@ -83,43 +78,43 @@ class _Observer:
 
     def attach(self, torch: Any) -> None:
         with self.lock:
-            # Other allocators have no observers, and refuse them.
+            # Other allocators refuse observers.
             native = torch.cuda.memory.get_allocator_backend() == "native"
             if native and self.attached_to is not torch and self.listeners:
                 torch._C._cuda_attach_out_of_memory_observer(self)
                 self.attached_to = torch
 
     def attach_late(self, torch: Any) -> None:
-        # What is raised here would end the initialisation of CUDA.
+        # An exception here would abort the initialisation of CUDA.
         try:
             self.attach(torch)
         except Exception as error:
-            _LOGGER.warning("out-of-memory errors can't be watched: %s", error)
+            _LOGGER.warning("cannot watch for out-of-memory errors: %s", error)
 
     def __call__(self, device: int, asked: int, limit: int, free: int) -> None:
         listeners = self.listeners
-        # A listener that runs out of memory itself is not told of it.
+        # Ignore errors that a listener causes itself.
         if not listeners or getattr(self._inside, "listener", False):
             return
         self._inside.listener = True
         try:
-            told = OutOfMemory(device, asked, limit, free, time.time_ns() // 1000)
+            fact = OutOfMemory(device, asked, limit, free, time.time_ns() // 1000)
             for listener in listeners:
-                _tell(listener, told)
+                _notify(listener, fact)
         finally:
             self._inside.listener = False
 
     def forget(self) -> None:
-        """Nobody listens in the child of a fork: what there is belongs to the parent."""
+        """Drop the parent's listeners in a forked child."""
         self.listeners = ()
         self.lock = threading.RLock()
 
 
-def _tell(listener: Listener, told: OutOfMemory) -> None:
+def _notify(listener: Listener, fact: OutOfMemory) -> None:
     try:
-        listener(told)
+        listener(fact)
     except KeyboardInterrupt:
-        # Ctrl-C ends the program, but a moment later: not in the place of the error.
+        # Deliver Ctrl-C a moment later, so that it doesn't replace the error.
         threading.Timer(0.05, _thread.interrupt_main).start()
     except BaseException:
         _LOGGER.exception("a listener to an out-of-memory error failed")
@@ -131,16 +126,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Call a function at each out-of-memory error, on the thread that asked.
+    """Call a function at each out-of-memory error, on the requesting thread.
 
-    The device's lock is not held, and the exception is not made yet. A thread that is already
-    in a listener gets no call for errors that it causes itself.
+    The device's lock is not held, and the exception does not exist yet. Errors that a listener
+    causes itself are ignored.
 
     Args:
-        listener: What is called; what it raises is logged.
+        listener: The function; its exceptions are logged.
 
     Returns:
-        Ends it; the observer stays attached, and idle, for as long as the process lives.
+        A function that ends it; the idle observer stays attached.
 
     Raises:
         UnavailableError: torch is not imported, or has no CUDA.
@@ -164,22 +159,22 @@ def listen(listener: Listener) -> Callable[[], None]:
 
 
 def is_attached() -> bool:
-    """Whether the observer is attached to the torch of this process; it stays so."""
+    """True once the observer is attached to this process's torch."""
     return _observer.attached_to is not None and _observer.attached_to is sys.modules.get("torch")
 
 
 def add_notes(source: Callable[[str], str | None]) -> Callable[[], None]:
-    """Add a note to each out-of-memory exception of PyTorch when it is made.
+    """Add a note to each new out-of-memory exception of PyTorch.
 
-    `AcceleratorError` is one too: it is raised where PyTorch's own allocator is switched off.
-    The exception's class has an `__init__` of ours while anybody adds notes, so that the note
-    is there whoever catches the exception. Python before 3.11 has no notes: nothing is added.
+    This includes `AcceleratorError`, raised while PyTorch's own allocator is disabled. The
+    exception's `__init__` is replaced meanwhile, so that every handler finds the note. Python
+    before 3.11 has no notes: nothing is added.
 
     Args:
-        source: Gives the note for an exception with this message, or None.
+        source: Returns the note for an exception's message, or None.
 
     Returns:
-        Ends it.
+        A function that ends it.
     """
     if not hasattr(BaseException, "add_note"):
         return lambda: None
@@ -197,11 +192,9 @@ def add_notes(source: Callable[[str], str | None]) -> Callable[[], None]:
 
 
 class _Notes:
-    """The `__init__` of PyTorch's exception, while somebody adds notes."""
-
     def __init__(self) -> None:
         self._sources: list[tuple[Any, Callable[[str], str | None]]] = []
-        # By class, what it has of its own; PyTorch's have none.
+        # Original `__init__` by class, or None if it is inherited, as in PyTorch.
         self._own: dict[Any, Any] = {}
         self._lock = threading.RLock()
 
@@ -255,44 +248,42 @@ _notes = _Notes()
 
 # ---- Long history ------------------------------------------------------------------------
 
-# A long history of a program that knows nothing of it: through our hooks where they can be
-# had, through PyTorch's own recorder where not.
+# Recording through the hooks if available, else through PyTorch's own recorder.
 
-# Events of each device that 256 MiB of the host's memory have room for. With the hooks an
-# event takes 84 bytes of its ring (of 64 MiB, beside tables of 13 MiB), and 126 while a
-# snapshot is taken; with PyTorch's recorder 350, and 640 more while a snapshot is.
+# Events per device that fit 256 MiB of host memory. With the hooks an event takes 84 bytes (a ring
+# of 64 MiB, tables of 13 MiB), 126 during a snapshot; with PyTorch's recorder 350, then 640 more.
 HOOK_ENTRIES = 800_000
 RECORDER_ENTRIES = 250_000
 
-#: Who records: the hooks where they can be had, or one of the two only.
+#: "auto" prefers the hooks.
 RECORDERS = ("auto", "hooks", "pytorch")
 
-#: Frames of a stack: as many as a ring has room for; today's libraries have some 40.
+#: Frames per stack, the most that a ring can hold; today's libraries need some 40.
 FRAMES = 64
 
-# What is on in this process, and how it records.
+# Options of the active recordings.
 _on: dict[object, dict[str, Any]] = {}
 
 
 def hook_events() -> int:
-    """Events of each device that a program's recording through the hooks keeps; 0: none is."""
+    """Events per device of the active recording through the hooks; 0 without one."""
     return max((facts["max_entries"] for facts in _on.values()), default=0)
 
 
 def recording_facts() -> dict[str, Any]:
-    """How this process is recorded, for what is written beside a snapshot."""
+    """The active recording's options, for the sidecar."""
     if _on and not HISTORY.in_force():
         return max(_on.values(), key=lambda facts: int(facts["max_entries"]))
     return {"recorder": "pytorch", **HISTORY.facts()}
 
 
 class ProgramRecording(StaysHere, instead="it records this process: send its snapshot()"):
-    """Records this process from when CUDA is initialised, as `Recording` does.
+    """Records this process once CUDA is initialised, as `Recording` does.
 
     Attributes:
-        why: Why nothing is recorded though CUDA is in use; "" where something is.
-        because: Why PyTorch's recorder is used and not the hooks; "" where they are.
-        unmarked: Why allocations are not marked with their modules though they were to be.
+        why: Why nothing is recorded though CUDA is in use, or "".
+        because: Why PyTorch's recorder is used instead of the hooks, or "".
+        unmarked: Why allocations lack the requested module marks, or "".
     """
 
     def __init__(
@@ -306,15 +297,15 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         """Set up; `start` begins.
 
         Args:
-            max_entries: Events kept of each device; None is what 256 MiB have room for.
-            stacks: As for `record`. Frames of C++ only PyTorch's recorder has.
-            context: As for `record`, where that records. The hooks give all events stacks.
+            max_entries: Events kept per device; None fills 256 MiB.
+            stacks: As for `record`. Only PyTorch's recorder has C++ frames.
+            context: As for `record`; the hooks give every event a stack.
             recorder: One of `RECORDERS`.
             modules: As for `record`.
 
         Raises:
             UnavailableError: torch is not imported, or has no CUDA.
-            TypeError: `modules` is no model.
+            TypeError: `modules` is not a model.
         """
         check_model(modules)
         torch_with_cuda()
@@ -337,7 +328,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
 
     @property
     def waiting(self) -> bool:
-        """Whether it is on and CUDA is not initialised."""
+        """True while on and waiting for CUDA."""
         begun = self._end is not None or self._inner is not None or self.why
         return self._mine() and not begun
 
@@ -345,7 +336,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         return self._is_on and self._process == os.getpid()
 
     def start(self) -> ProgramRecording:
-        """Begin; a second time does nothing. Returns the recording."""
+        """Start, and return the recording; a second call does nothing."""
         torch = torch_with_cuda()
         with self._lock:
             if self._mine():
@@ -359,7 +350,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         return self
 
     def _begin(self, torch: Any) -> None:
-        # What is raised here would end the initialisation of CUDA.
+        # An exception here would abort the initialisation of CUDA.
         if not self.waiting:
             return
         try:
@@ -372,7 +363,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         other = other_allocator(torch)
         if other:
             raise UnavailableError("a history of its memory", other)
-        # At the end of the recording the program may have left its group.
+        # Cached: the program may leave its group before the recording ends.
         rank_facts()
         self._record_by(torch)
         if self._modules is not None:
@@ -392,19 +383,22 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
                     raise
                 self.because = str(error)
         inner = record(self._asked or RECORDER_ENTRIES, self._stacks, context=self._context)
-        # Told in reports, and not in the middle of the program's output.
+        # Reports mention a wrapped ring; the program's output should not.
         inner.quiet = True
         self._inner = inner.start_at_once(torch)
 
     def _follow(self) -> None:
         if target().torch.backend != "cuda":
-            raise UnavailableError("use of the hooks", "they are built for a torch without CUDA")
+            raise UnavailableError("use of the hooks", "they were built for a torch without CUDA")
         events = self._asked or HOOK_ENTRIES
         try:
             self._end = hooks.follow(events, FRAMES)
         except UnavailableError as error:
-            # They are for this torch, and somebody may have waited for them.
-            _announce(f"neutracer: PyTorch's own recorder is used, which costs more: {error}")
+            # The user may have waited for their compilation.
+            if sys.stderr is not None:
+                reason = str(error).replace("\n", " ")
+                text = f"neutracer: using PyTorch's own recorder, which costs more: {reason}"
+                print(text, file=sys.stderr, flush=True)
             raise
         _on[self] = {
             "recorder": "hooks",
@@ -416,11 +410,11 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         }
 
     def stop(self) -> None:
-        """End, and keep what was recorded; a second time does nothing."""
+        """Stop and keep the recording; a second call does nothing."""
         self._finish(keep=True)
 
     def discard(self) -> None:
-        """End, and keep nothing; a second time does nothing."""
+        """Stop and keep nothing; a second call does nothing."""
         self._finish(keep=False)
 
     def _finish(self, keep: bool) -> None:
@@ -449,15 +443,15 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             inner.discard()
 
     def snapshot(self) -> Snapshot:
-        """What has been recorded: until now, or until it was stopped.
+        """The recording so far, or until it was stopped.
 
         Raises:
-            UnavailableError: Nothing was.
+            UnavailableError: Nothing was recorded.
         """
         return self._now()[0]
 
     def save(self, path: str | os.PathLike[str]) -> Snapshot:
-        """Write the snapshot, and its sidecar as <path>.json; returns what was saved.
+        """Write the snapshot and its sidecar <path>.json; return the snapshot.
 
         Raises:
             UnavailableError: There is nothing to save.
@@ -473,7 +467,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             return self._taken
         if not self._mine() or self.waiting or self.why:
             raise UnavailableError(
-                "a recording with CUDA in it", self.why or "the program has not used CUDA so far"
+                "a recording with CUDA in it", self.why or "the program has not used CUDA yet"
             )
         return self._take()
 
@@ -485,24 +479,13 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         else:
             recording = dict(_on[self])
             snap = ask_tensors(take("cuda", recording["max_entries"], quiet=True))
-            recording["wrapped"] = any(
-                pushed >= recording["max_entries"] for pushed in _pushed().values()
-            )
+            now = hooks.state()
+            pushed = () if now is None else now.pushed.values()
+            recording["wrapped"] = any(count >= recording["max_entries"] for count in pushed)
         facts = sidecar(
             snap.devices, recording=recording, program=self._program, tensors=snap.beside.tensors
         )
         return snap, facts
-
-
-def _pushed() -> dict[int, int]:
-    now = hooks.state()
-    return {} if now is None else now.pushed
-
-
-def _announce(line: str) -> None:
-    """One line to who runs the program, where there is somebody."""
-    if sys.stderr is not None:
-        print(line.replace("\n", " "), file=sys.stderr, flush=True)
 
 
 os.register_at_fork(after_in_child=_on.clear)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a user's script in this process as `python script.py` would.
 
-Streams, exit codes and `sys.argv` are the program's own; imports can be observed, and a snapshot
-written on SIGUSR2.
+It also observes imports, and acts on signals and at intervals (`OnDemand`).
 """
 
 from __future__ import annotations
@@ -32,13 +31,11 @@ from neutracer.errors import NeutracerError
 
 # ---- Streams -----------------------------------------------------------------------------
 
-# The standard streams, which a program that was run here may have closed or replaced.
-
 
 def can_be_restored(stream: object) -> bool:
-    """Whether a standard stream still has what it writes to, and none has been given that."""
+    """True unless the program detached the standard stream's buffer."""
     try:
-        # Of a stream without its buffer not even this can be asked.
+        # Raises without a buffer.
         getattr(stream, "closed", False)
     except ValueError:
         return False
@@ -47,23 +44,20 @@ def can_be_restored(stream: object) -> bool:
 
 # ---- Imports -----------------------------------------------------------------------------
 
-# An action when a program imports a module, and not before.
-
 _LOGGER = logging.getLogger("neutracer")
 
 
 def when_imported(name: str, action: Callable[[], object]) -> Callable[[], None]:
-    """Call something once a module has been imported: now, if it has been.
+    """Call a function once a module is imported: now, if it is already.
 
-    This does not import the module, which so reads its environment when the program wants it
-    to. What the action raises is logged, and does not reach the import.
+    The module itself is not imported. Exceptions of the function are logged.
 
     Args:
         name: The module's full name.
-        action: What to call, at most once, in the importing thread.
+        action: Called at most once, on the importing thread.
 
     Returns:
-        Takes it back, where it has not happened yet.
+        A function that cancels the call.
 
     Example:
         >>> done = []
@@ -87,7 +81,7 @@ def _act(action: Callable[[], object]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as it would be found without this, and adds the action to it."""
+    """Finds one module through the other finders, and adds the action to its loader."""
 
     def __init__(self, name: str, action: Callable[[], object]) -> None:
         self._name = name
@@ -113,15 +107,13 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
     def _imported(self) -> None:
-        # A program may look for a module and not import it: it is waited for until then.
+        # A program may look up the module without importing it: stay until it does.
         if self in sys.meta_path:
             self.cancel()
             self._action()
 
 
 class _Loader(importlib.abc.Loader):
-    """A module's own loader, and then the action."""
-
     def __init__(self, inner: Any, action: Callable[[], object]) -> None:
         self._inner = inner
         self._action = action
@@ -131,7 +123,7 @@ class _Loader(importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module finds itself as it would without this.
+        # Hide this loader from the module.
         module.__loader__ = self._inner
         if module.__spec__ is not None:
             module.__spec__.loader = self._inner
@@ -144,10 +136,8 @@ class _Loader(importlib.abc.Loader):
 
 # ---- Program -----------------------------------------------------------------------------
 
-# Runs a Python program in this process as if it had been started alone.
-
-# What programs put in place of the standard streams: where one of them is thrown away, it
-# closes the standard stream's own buffer, which it may write to.
+# Streams that programs installed in place of the standard ones. They stay alive because their
+# destruction may close the buffer that they share with the standard stream.
 _kept: list[object] = []
 
 _EXPECTED = "give a Python script, or with -m a module, without 'python' before it"
@@ -162,25 +152,22 @@ def run_program(
 ) -> int:
     """Run a script or a module as `__main__`, with its own arguments and search path.
 
-    Streams that it put in place of standard output and error are flushed and taken out
-    again; those that took over what the standard ones wrote to stay. A child that the
-    program forks and that comes to the program's end, ends there.
+    Replaced standard streams are flushed and restored afterwards, unless the program took over
+    their buffers. A forked child that reaches the program's end exits there.
 
     Args:
-        arguments: The script's path, or the module's name, and what follows it.
-        module: Whether the first is a module's name, as after `python -m`.
-        keep: Gets what keeps the program's variables alive; without it they go when the
-            program ends, and those that its functions refer to become garbage then.
-        exits: Gets the SystemExit that the program ended with, if it did.
+        arguments: The script's path or the module's name, and its arguments.
+        module: True for a module's name, as after `python -m`.
+        keep: Receives objects that keep the program's variables alive after its end.
+        exits: Receives the program's SystemExit, if any.
 
     Returns:
-        The exit code that the program ended with; 1 where an exception ended it, which is
-        printed as Python prints it; -SIGINT where that is KeyboardInterrupt, since Python
-        then ends by that signal (`end_by`).
+        The program's exit code; 1 after an exception, which is printed as Python does; -SIGINT
+        after KeyboardInterrupt, for which Python ends by the signal (`end_by`).
 
     Raises:
-        NeutracerError: There is no such script or module.
-        SystemExit: This is a child of a fork: what follows is for its parent to do.
+        NeutracerError: The script or module does not exist.
+        SystemExit: This is a forked child.
 
     Example:
         >>> run_program(["this"], module=True)  # doctest: +SKIP
@@ -195,7 +182,7 @@ def run_program(
 
 
 def shell_code(code: int) -> int:
-    """What a shell calls the end of a program: 128 and the signal, where one ended it.
+    """The exit code as a shell reports it: 128 plus the signal for a negative code.
 
     Example:
         >>> shell_code(3), shell_code(-2)
@@ -205,12 +192,12 @@ def shell_code(code: int) -> int:
 
 
 def end_by(code: int) -> None:
-    """End this process by the signal that `code` stands for, as Python ends by Ctrl-C.
+    """End this process by signal `-code`, as Python does after Ctrl-C.
 
-    Anything else, and a process without that way of ending, goes on.
+    It returns for other codes, off the main thread, and outside POSIX.
 
     Args:
-        code: As `run_program` returns it.
+        code: The result of `run_program`.
     """
     if code >= 0 or os.name != "posix" or threading.current_thread() is not threading.main_thread():
         return
@@ -224,10 +211,9 @@ def end_by(code: int) -> None:
 def _ended(
     arguments: Sequence[str], module: bool, keep: list[object], exits: list[BaseException]
 ) -> int:
-    """The program's exit code, in whichever process came to its end."""
     name = arguments[0]
     if not module and not os.path.exists(name):
-        raise NeutracerError(f"{name}: there is no such file; {_EXPECTED}")
+        raise NeutracerError(f"{name}: no such file; {_EXPECTED}")
     saved = sys.argv, list(sys.path)
     streams = sys.stdout, sys.stderr
     sys.argv = list(arguments)
@@ -246,7 +232,7 @@ def _ended(
         return _exit_code(ending.code)
     except BaseException as error:
         keep.extend(_variables(error.__traceback__))
-        # What the program was, not how it was started.
+        # Show the program's frames only.
         error.__traceback__ = _own_frames_off(error)
         sys.excepthook(type(error), error, error.__traceback__)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
@@ -257,7 +243,6 @@ def _ended(
 
 
 def _variables(traceback: TracebackType | None) -> Iterator[object]:
-    """The variables of the program that an exception came out of."""
     while traceback is not None:
         if traceback.tb_frame.f_globals.get("__name__") == "__main__":
             yield traceback.tb_frame.f_globals
@@ -267,8 +252,8 @@ def _variables(traceback: TracebackType | None) -> Iterator[object]:
 def _run_script(name: str, keep: list[object]) -> None:
     """Run a script as `python name` does.
 
-    Its folder is that of the file that a link leads to, and its `__file__` is absolute, so
-    that workers which it spawns find it wherever the program has changed to by then.
+    `sys.path[0]` is the folder behind a link; `__file__` is absolute, so that spawned workers
+    find the script after a change of directory.
     """
     path = os.path.abspath(name)
     if pkgutil.get_importer(path) is not None or name.endswith(".pyc"):
@@ -293,24 +278,24 @@ def _run_script(name: str, keep: list[object]) -> None:
 
 
 def _own_stream(mine: TextIO, theirs: TextIO) -> TextIO:
-    """The stream to go on with, where a program has left `theirs` in place of `mine`."""
+    """The stream to continue with after a program replaced `mine` by `theirs`."""
     if theirs is mine:
         return mine
     _kept.append(theirs)
-    # What a program makes of a stream may raise anything.
+    # A program's stream may raise anything.
     with suppress(Exception):
         theirs.flush()
     return mine if can_be_restored(mine) else theirs
 
 
 class _NoModuleError(Exception):
-    """There is nothing of this name; no program can raise it."""
+    """The module does not exist; a private type, so that no program can raise it."""
 
 
 def _check_module(name: str) -> None:
-    """Look for a module as Python's `-m` does; only its packages are imported for that."""
+    """Look up a module as Python's `-m` does, importing only its packages."""
     if name.startswith("."):
-        raise _NoModuleError(f"there is no module {name}: its name begins with a dot")
+        raise _NoModuleError(f"no module named {name}: relative names are not supported")
     try:
         found = importlib.util.find_spec(name)
         if found is not None and found.submodule_search_locations is not None:
@@ -318,10 +303,10 @@ def _check_module(name: str) -> None:
     except (ModuleNotFoundError, ValueError) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or name == missing or name.startswith(f"{missing}."):
-            raise _NoModuleError(f"there is no module {name}") from None
+            raise _NoModuleError(f"no module named {name}") from None
         raise
     if found is None:
-        raise _NoModuleError(f"there is no module {name}, or it is a package that can't be run")
+        raise _NoModuleError(f"no module named {name}, or it is a package without __main__")
 
 
 def _exit_code(code: object) -> int:
@@ -346,14 +331,11 @@ def _own_frames_off(error: BaseException) -> TracebackType | None:
 
 # ---- On demand ---------------------------------------------------------------------------
 
-# An action beside a running program: at signals, every few minutes, before a signal ends it.
-
-# A signal that ends the process does so after that many seconds, whatever is being done.
+# Seconds by which a fatal signal is delayed at most.
 _LAST_S = 2.0
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe on which nobody waits: where to read, and where to write."""
     ends = os.pipe()
     for end in ends:
         os.set_blocking(end, False)
@@ -365,13 +347,12 @@ def _at_once(action: Callable[[], object]) -> None:
 
 
 class OnDemand:
-    """A thread that acts when a signal comes, and at intervals.
+    """A thread that acts on a signal and at intervals.
 
-    The signal wakes it even while the main thread is inside C code, as in a collective that
-    hangs, as long as that has released the GIL: Python writes the signal's number to a pipe
-    at once, and runs handlers only when the main thread comes back. Where the program takes
-    that pipe for itself (asyncio does) the handler wakes the thread. A program that handles
-    the signal itself keeps its handler.
+    It acts even while the main thread hangs in C code with the GIL released: Python writes the
+    signal's number to the wakeup pipe at once, and runs handlers only when the main thread
+    returns. If the program owns that pipe, as asyncio does, the handler wakes the thread. A
+    program's own handler of the signal is kept.
     """
 
     def __init__(
@@ -387,16 +368,14 @@ class OnDemand:
         """Set up; `start` begins.
 
         Args:
-            action: Is called with "signal" or "interval", on the thread. What it raises
-                is logged.
+            action: Called on the thread with "signal" or "interval"; its exceptions are logged.
             every_s: Seconds between two actions, or None.
             signum: The signal, or None.
-            last_signum: A signal that ends the process, which is put off until `last` has
-                returned, for two seconds at most. Python and the program don't see that; a
-                handler that the program sets takes its place. None for none.
-            last: Is called then, on the thread; it has to be quicker than that.
-            in_main: Has the main thread call something, and returns when it has: for who
-                begins and ends this from another one.
+            last_signum: A fatal signal that is delayed until `last` has returned, for two
+                seconds at most, unless the program sets a handler; None for none.
+            last: Called on the thread before the process ends.
+            in_main: Runs a function on the main thread and waits for it; needed if another
+                thread starts and stops this.
         """
         self._action = action
         self._every_s = every_s
@@ -405,14 +384,14 @@ class OnDemand:
         self._last = last
         self._in_main = in_main
         self._read, self._write = -1, -1
-        # Where signals go while Python is asked where they go.
+        # A temporary wakeup pipe while the current one is queried.
         self._aside: tuple[int, int] = (-1, -1)
         self._process = 0
         self._previous: Any = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin; call it from the main thread, or have a way to it."""
+        """Start, on the main thread or with `in_main`."""
         if self._every_s is None and self._signum is None and self._last_signum is None:
             return
         self._process = os.getpid()
@@ -427,13 +406,13 @@ class OnDemand:
         if self._last_signum is not None and not core.put_off_signal(
             self._last_signum, self._write, _LAST_S
         ):
-            # Another handles it, who is not to lose it when this one stops.
+            # The program handles it: leave it alone in `stop`.
             self._last_signum = None
         self._thread = threading.Thread(target=self._run, name="neutracer-reports", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and wait for an action that is under way; call it as `start`."""
+        """Stop, and wait for a running action; same thread rule as `start`."""
         if self._thread is None or self._process != os.getpid():
             return
         if self._last_signum is not None:
@@ -443,7 +422,7 @@ class OnDemand:
         os.write(self._write, b"\0")
         self._thread.join()
         self._thread = None
-        # Whoever kept the handler may still call it.
+        # Disarms a handler that the program kept.
         self._process = 0
         self._close()
 
@@ -453,12 +432,11 @@ class OnDemand:
 
     def _take(self) -> None:
         if self._signum is None or threading.current_thread() is not threading.main_thread():
-            # Only the main thread may have a signal handled.
+            # Only the main thread can set handlers.
             self._signum = None
             return
         self._previous = signal.signal(self._signum, self._handle)
         if self._waiting() == -1:
-            # Nobody else waits for signals there.
             signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=self._leave_child)
 
@@ -471,17 +449,16 @@ class OnDemand:
             signal.set_wakeup_fd(-1)
 
     def _waiting(self) -> int:
-        """The pipe in which Python reports signals, -1 for none; in the main thread.
+        """Python's current wakeup pipe, or -1; on the main thread.
 
-        Python only gives it up for another in its place. What arrives there in that
-        moment is passed on.
+        It can only be read by replacing it; signals that arrive meanwhile are passed on.
         """
         aside, end = self._aside
         current = signal.set_wakeup_fd(end, warn_on_full_buffer=False)
         try:
             signal.set_wakeup_fd(current, warn_on_full_buffer=current != self._write)
         except (OSError, ValueError):
-            # The program has closed its own.
+            # The program has closed its pipe.
             signal.set_wakeup_fd(-1)
             current = -1
         with suppress(OSError):
@@ -495,7 +472,7 @@ class OnDemand:
             os.write(self._write, bytes([signum]))
 
     def _leave_child(self) -> None:
-        # The child of a fork meets the signal as it would without this.
+        # A forked child gets the original signal handling.
         if self._thread is not None:
             self._give_back()
             if self._last_signum is not None:
@@ -524,7 +501,7 @@ class OnDemand:
         return signal.getsignal(self._signum) == self._handle
 
     def _end(self) -> None:
-        """What is done last, and then the signal again, which nothing handles any more."""
+        """Call `last`, then raise the signal again, now unhandled."""
         try:
             if self._last is not None:
                 self._last()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`snapshot()` of this process, and `record()`: PyTorch's history of a part of a program."""
+"""`snapshot()` and `record()`: the state and history of PyTorch's allocator in this process."""
 
 from __future__ import annotations
 
@@ -42,21 +42,14 @@ from neutracer.units import format_count
 
 # ---- Symbols -----------------------------------------------------------------------------
 
-# PyTorch's frames spelt out without importing half of torch.
-#
-# The first time that PyTorch spells out Python frames it asks whether `torch._inductor` is
-# there, to map frames of compiled code back to their source, and the question imports that
-# package, with some seconds and a hundred megabytes. Where nothing is compiled there are no
-# such frames, and the answer is no.
+# To map frames of compiled code to their source, PyTorch's first symbolization looks up
+# `torch._inductor`, which imports it: seconds and 100 MB. If it is not imported, no frame needs it.
 
 _NAME = "_inductor"
 
 
 class _NotImported(ModuleType):
-    """Takes the place of `torch._inductor` until that is imported. To the threads that spell
-    out frames it is empty. To any other it is the real package, imported on request, as it
-    would have been without this.
-    """
+    """Stands in for `torch._inductor`: empty for symbolizing threads, imported for others."""
 
     def __init__(self) -> None:
         super().__init__(f"torch.{_NAME}")
@@ -73,9 +66,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def light_symbols() -> Iterator[None]:
-    """While this is open, frames that this thread has spelt out import nothing.
-
-    Nothing is lost: where `torch._inductor` was imported it is used.
+    """Symbolize frames on this thread without importing `torch._inductor`.
 
     Example:
         >>> with light_symbols():
@@ -97,43 +88,37 @@ def light_symbols() -> Iterator[None]:
         with _lock:
             if isinstance(stand_in, _NotImported) and not nested:
                 stand_in.empty_for.discard(thread)
-                # An import by another thread has put the real one in its place.
+                # Another thread may have imported the real package.
                 if not stand_in.empty_for and space.get(_NAME) is stand_in:
                     del space[_NAME]
 
 
-# ---- Living ------------------------------------------------------------------------------
+# ---- Live tensors ------------------------------------------------------------------------
 
-# What the tensors of this process are, asked from whoever holds them.
-#
-# A recording that begins in the middle of a program has seen neither its parameters nor its
-# optimizer's states being made. In the process itself modules and optimizers say which tensors
-# are theirs. Nobody's Python runs for that: their attributes are read from their dicts, and the
-# tensors' facts from memory. No tensor is kept.
+# A recording that starts late has missed the allocation of parameters and optimizer states. These
+# are found through modules and optimizers, whose dicts are read without running their code.
 
 _LOGGER = logging.getLogger("neutracer")
 
 
 def ask_tensors(snap: Snapshot) -> Snapshot:
-    """Note in a snapshot of this process, just taken, what its blocks are to the program."""
+    """Label the blocks of a fresh snapshot of this process with their categories."""
     try:
         tensors = living_tensors("cpu" if snap.is_cpu else "cuda")
         snap.beside = replace(snap.beside, tensors=tensors)
     except (NeutracerError, RuntimeError) as error:
-        _LOGGER.info("the tensors of this process could not be asked: %s", error)
+        _LOGGER.info("could not inspect live tensors: %s", error)
     return snap
 
 
 def living_tensors(device_type: str) -> TensorBlocks:
-    """By device, the addresses of blocks that are parameters, gradients or optimizer states.
-
-    Modules' buffers count as parameters.
+    """By device, the addresses of parameters (and buffers), gradients and optimizer states.
 
     Args:
         device_type: "cuda" or "cpu", whose device is 0.
 
     Raises:
-        UnavailableError: Tensors can't be read in this interpreter.
+        UnavailableError: This interpreter's tensors can't be read.
 
     Example:
         >>> import torch
@@ -150,19 +135,18 @@ def living_tensors(device_type: str) -> TensorBlocks:
         found[category][id(tensor)] = tensor
     parameters = found["parameter"].values()
     found["gradient"] = {id(one): one for one in _gradients(torch, parameters)}
-    told: dict[int, dict[int, str]] = {}
-    # Where two are the same memory, the later one says more.
+    blocks: dict[int, dict[int, str]] = {}
+    # For shared memory the later category is more specific.
     for category, tensors in found.items():
         for tensor in tensors.values():
             facts = core.tensor_facts(tensor)
             if facts is not None and facts["device_type"] == device_type and facts["data_ptr"]:
                 device = max(facts["device_index"], 0)
-                told.setdefault(device, {})[facts["data_ptr"]] = category
-    return told
+                blocks.setdefault(device, {})[facts["data_ptr"]] = category
+    return blocks
 
 
 def _held(torch: Any) -> Iterator[tuple[str, Any]]:
-    """The tensors that modules and optimizers hold, with what they are to them."""
     wanted = (torch.nn.Module, torch.optim.Optimizer, torch.nn.Parameter)
     kinds: dict[type, int] = {}
     for one in gc.get_objects():
@@ -184,7 +168,6 @@ def _held(torch: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _own(one: Any) -> dict[str, Any]:
-    """The attributes that an object itself has."""
     try:
         own = object.__getattribute__(one, "__dict__")
     except AttributeError:
@@ -193,14 +176,12 @@ def _own(one: Any) -> dict[str, Any]:
 
 
 def _listed(some: Any) -> Iterable[Any]:
-    """The members of a plain container, copied: another thread may change it."""
     if isinstance(some, dict):
         return list(dict.values(some))
     return list(some) if isinstance(some, (list, tuple)) else ()
 
 
 def _tensors(some: Any) -> Iterator[Any]:
-    """The tensors in a plain container; of a distributed one, the part that lies here."""
     for one in _listed(some):
         if one is not None:
             yield _own(one).get("_local_tensor", one)
@@ -213,7 +194,6 @@ def _states(optimizer: dict[str, Any]) -> Iterator[Any]:
 
 
 def _gradients(torch: Any, parameters: Iterable[Any]) -> Iterator[Any]:
-    """The gradients of parameters."""
     gradient = torch._C.TensorBase.grad
     for one in parameters:
         facts = core.tensor_facts(one)
@@ -223,30 +203,25 @@ def _gradients(torch: Any, parameters: Iterable[Any]) -> Iterator[Any]:
 
 # ---- Capture -----------------------------------------------------------------------------
 
-# A snapshot of this process, through PyTorch's own dump.
-
 
 def snapshot() -> Snapshot:
     """The allocator's state now, with the trace if recording is on.
 
-    This does not initialise CUDA and allocates nothing on a device.
-
-    Returns:
-        The snapshot, as `load` would give it from PyTorch's own dump.
+    It does not initialise CUDA, allocates nothing on a device, and equals a loaded PyTorch dump.
 
     Raises:
-        UnavailableError: torch is not imported or has no CUDA, or CUDA was not
-            initialised in this process; `.what` and `.install` say which, and what to do.
+        UnavailableError: torch is not imported or has no CUDA, or CUDA is not initialised in
+            this process; `.what` and `.install` say which, and what to do.
     """
     return ask_tensors(load(dumped(_initialised_cuda())))
 
 
 def dumped(cuda: Any, *, traces: bool = True) -> bytes:
-    """PyTorch's own dump as a file would hold it, of protocol 4 whatever the Python.
+    """PyTorch's own dump, pickled with protocol 4.
 
     Args:
         cuda: torch.cuda, initialised.
-        traces: Whether the events are in it; without them it is quick however many there are.
+        traces: Include the events; without them it is quick however many there are.
     """
     with light_symbols():
         if traces:
@@ -258,12 +233,12 @@ def dumped(cuda: Any, *, traces: bool = True) -> bytes:
     try:
         return core.dump_plain(plain)
     except (TypeError, ValueError):
-        # What a later torch may put there, Python's own pickler takes.
+        # A later torch may add types that only Python's pickler supports.
         return pickle.dumps(plain, protocol=4)
 
 
 def torch_with_cuda() -> Any:
-    """The module torch of this process.
+    """The imported torch.
 
     Raises:
         UnavailableError: It is not imported, or has no CUDA.
@@ -283,10 +258,10 @@ def torch_with_cuda() -> Any:
 
 
 def without_cuda(torch: Any) -> UnavailableError:
-    """What to raise where CUDA is not initialised: why there is no device in use."""
+    """The error for a process without an initialised CUDA device."""
     if torch.cuda.device_count() == 0:
         return UnavailableError(
-            "a CUDA device in this process", "torch sees none: that takes a GPU and its driver"
+            "a CUDA device in this process", "torch finds none: it needs a GPU and its driver"
         )
     return UnavailableError(
         "an initialised CUDA device in this process",
@@ -295,16 +270,12 @@ def without_cuda(torch: Any) -> UnavailableError:
 
 
 def other_allocator(torch: Any) -> str:
-    """What serves memory in place of PyTorch's own allocator, as a clause, or "".
-
-    Args:
-        torch: The module, with CUDA initialised.
-    """
+    """A clause on an allocator other than PyTorch's own, or ""; CUDA is initialised."""
     backend = torch.cuda.memory.get_allocator_backend()
     if backend != "native":
-        return f"this program uses the allocator {backend}, of which PyTorch keeps no history"
+        return f"PyTorch keeps no history of this program's allocator, {backend}"
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
-        return "PYTORCH_NO_CUDA_MEMORY_CACHING switches PyTorch's own allocator off"
+        return "PYTORCH_NO_CUDA_MEMORY_CACHING disables PyTorch's own allocator"
     return ""
 
 
@@ -323,26 +294,24 @@ def _initialised_cuda() -> Any:
 
 # ---- History -----------------------------------------------------------------------------
 
-# PyTorch's one history of allocations, shared by all who record.
-#
-# PyTorch has one ring of events a device and one set of switches for the process. Whoever
-# records asks here; the first one switches it on, the last one off, and in between it records
-# whatever any of them needs. Where the program already had it on, nothing changes.
+# PyTorch has one ring of events per device and one set of switches per process. Recordings share
+# them: the first switches the history on, the last one off, and options are the union of their
+# wishes. A history that the program switched on itself is left alone.
 
 _CONTEXTS = (None, "state", "alloc", "all")
 
 
 @dataclass(frozen=True)
 class Wish:
-    """How somebody wants the history; the words are those of PyTorch's own recorder.
+    """One recording's options, named as in PyTorch's own recorder.
 
     Attributes:
-        max_entries: Events that each device's ring keeps.
-        stacks: "python", or "all" with the frames of C++.
-        context: What gets a stack: "all", "alloc", "state" or None.
-        skip_actions: Actions that are left out.
-        compile_context: Whether events say in which compiled frame they were.
-        annotations: Whether named ranges of the program are kept.
+        max_entries: Events kept in each device's ring.
+        stacks: "python", or "all" with C++ frames.
+        context: Events that get a stack: "all", "alloc", "state" or None.
+        skip_actions: Actions to leave out.
+        compile_context: Record the compiled frame of each event.
+        annotations: Record the program's named ranges.
     """
 
     max_entries: int
@@ -353,7 +322,7 @@ class Wish:
     annotations: bool = False
 
     def joined(self, other: Wish) -> Wish:
-        """What serves both, in the existing ring: its length can't change while it is on."""
+        """The union of both, except the ring's length, which is fixed while it is on."""
         return Wish(
             self.max_entries,
             max(self.stacks, other.stacks, key=("python", "all").index),
@@ -365,7 +334,7 @@ class Wish:
 
 
 class History:
-    """The switches of one torch: who is on, and what was on before."""
+    """The shared history: active wishes, and whether the program had it on before."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -374,10 +343,10 @@ class History:
         self._foreign = False
 
     def begin(self, torch: Any, wish: Wish) -> None:
-        """Switch on what `wish` needs; CUDA is initialised or just being so.
+        """Add a wish; CUDA is initialised or just being so.
 
         Raises:
-            UnavailableError: This torch can't record that.
+            UnavailableError: This torch lacks an option.
         """
         self.check(torch, wish)
         with self._lock:
@@ -396,13 +365,9 @@ class History:
                 raise
 
     def end(self, torch: Any, wish: Wish) -> bool:
-        """Switch off what nobody else needs.
-
-        Returns:
-            False if somebody else has switched the history off in the meantime.
-        """
+        """Remove a wish; returns False if the program has switched the history off since."""
         with self._lock:
-            # In the child of a fork nothing is on, and CUDA is not to be touched.
+            # In a forked child nothing is on, and CUDA must not be touched.
             if not any(one is wish for one in self._wishes):
                 return True
             CACHE_CALLS.end(wish)
@@ -414,25 +379,25 @@ class History:
             return True
 
     def in_force(self) -> Wish | None:
-        """How the history is kept; None where it is off, or the program's own."""
+        """The active options; None if the history is off or the program's own."""
         with self._lock:
             return self._in_force
 
     def is_foreign(self) -> bool:
-        """Whether the program had the history on before anybody here."""
+        """True if the program itself had the history on."""
         with self._lock:
             return bool(self._wishes) and self._foreign
 
     def facts(self) -> dict[str, Any]:
-        """How the history is kept, for what is written beside a snapshot."""
+        """The active options, for the sidecar."""
         in_force = self.in_force()
         return {"joined": self.is_foreign(), **(vars(in_force) if in_force else {})}
 
     def check(self, torch: Any, wish: Wish) -> None:
-        """See whether this torch can record that; CUDA is not touched.
+        """Check that this torch has the options; CUDA is not touched.
 
         Raises:
-            UnavailableError: It can't.
+            UnavailableError: It lacks one.
         """
         record = getattr(torch.cuda.memory, "_record_memory_history", None)
         known = set() if record is None else set(inspect.signature(record).parameters)
@@ -451,7 +416,7 @@ class History:
             record(enabled=None)
             self._in_force = None
             return
-        # The ring keeps the length that it has; the rest is what those who are on need.
+        # The ring keeps its length.
         length = (self._in_force or self._wishes[0]).max_entries
         merged = replace(reduce(Wish.joined, self._wishes), max_entries=length)
         if merged != self._in_force:
@@ -465,7 +430,7 @@ class History:
             self._in_force = merged
 
     def forget(self) -> None:
-        """Start anew in the child of a fork, where nothing is on."""
+        """Reset in a forked child, where nothing is on."""
         self._lock = threading.RLock()
         self._wishes = []
         self._in_force = None
@@ -473,7 +438,6 @@ class History:
 
 
 def _options(wish: Wish) -> dict[str, Any]:
-    """The arguments given that older releases of PyTorch lack."""
     options: dict[str, Any] = {}
     if wish.skip_actions:
         options["skip_actions"] = list(wish.skip_actions)
@@ -490,13 +454,13 @@ if hasattr(os, "register_at_fork"):
 
 
 def wrapped_ring(snap: Snapshot) -> int | bool:
-    """The length of PyTorch's ring if it wrapped, as far as that can be known, else False."""
+    """The length of PyTorch's ring if it is known to have wrapped, else False."""
     in_force = HISTORY.in_force()
     for device in snap.devices:
         length = snap.trace_length(device)
         if snap.history_overflowed(device):
             return length
-        # A ring that is just full is reported too: the event that wraps it comes next.
+        # A full ring counts: its next event wraps it.
         if in_force is not None and length >= in_force.max_entries:
             return in_force.max_entries
     return False
@@ -504,9 +468,7 @@ def wrapped_ring(snap: Snapshot) -> int | bool:
 
 # ---- Recorder ----------------------------------------------------------------------------
 
-# Records what PyTorch's CUDA allocator does, bounded, and leaves nothing switched on.
-
-# With Python stacks an event takes some 350 bytes, with those of C++ 1,000.
+# Events take some 350 bytes each with Python stacks, 1,000 with C++ stacks.
 DEFAULT_MAX_ENTRIES = 100_000
 
 _STACKS = ("python", "all")
@@ -526,37 +488,36 @@ def record(
     modules: Any = None,
     path: str | os.PathLike[str] | None = None,
 ) -> Recording:
-    """Record the allocations of this process with PyTorch's own recorder, within bounds.
+    """Record the allocations of this process with PyTorch's own recorder, in a bounded ring.
 
-    As a context manager, as a decorator, or with `start()` and `stop()`. Recording begins
-    when CUDA does: nothing here initialises it. Afterwards everything is as before: a
-    recording inside another one joins its ring, and a history that the program itself has
-    switched on stays as it is.
+    Use it as a context manager, as a decorator, or with `start()` and `stop()`. Recording begins
+    when the program initialises CUDA, and leaves nothing switched on: a nested recording shares
+    the ring of the outer one, and a history that the program switched on itself stays on.
 
     Args:
-        max_entries: Events kept for each device; newer ones replace the oldest, and a
-            `HistoryWarning` says so. An event takes some 350 bytes of the host's memory.
-        stacks: "python", or "all" with C++ frames too: an event then takes 1,000 bytes, and
-            spelling out the frames takes minutes in a large program.
-        context: What gets a stack: the events of "alloc" (a free then has that of its block's
-            allocation), "all" with frees by their own, only the blocks of the "state" at the
-            end, or None. "all" can end a program: up to Python 3.12, torch 2.11 loses the
-            exception that is under way where memory is freed in a backward pass, as in
-            gradient checkpointing with dropout, which then raises SystemError.
+        max_entries: Events kept per device, of some 350 bytes of host memory each; newer ones
+            replace the oldest, with a `HistoryWarning`.
+        stacks: "python", or "all" with C++ frames: events then take 1,000 bytes, and
+            symbolizing the frames of a large program takes minutes.
+        context: Events that get a stack: "alloc" (a free shows its block's allocation), "all"
+            (frees get their own), "state" (only the blocks at the end), or None. "all" can end
+            a program: up to Python 3.12, torch 2.11 loses a pending exception when memory is
+            freed in a backward pass, as in gradient checkpointing with dropout, which then
+            raises SystemError.
         skip_actions: Actions to leave out, by PyTorch's names ("free_requested").
         compile_context: Record the compiled frame of each event.
         annotations: Keep the ranges that `torch.profiler.record_function` names.
         modules: A model, or True for every one called (torch 2.10): for `holders(by="module")`.
-        path: Where to save at the end; {rank} (0 where there is none), {host} and {pid} in it
-            are filled in: each process needs its own file.
+        path: A file to save to at the end; {rank} (0 without ranks), {host} and {pid} are
+            replaced, so that each process has its own file.
 
     Returns:
-        The recording, not yet begun.
+        The recording, not yet started.
 
     Raises:
-        UnavailableError: torch is not imported, has no CUDA, or can't record that.
-        ValueError: An argument is none of those.
-        TypeError: `max_entries` is no whole number, or another argument of a wrong kind.
+        UnavailableError: torch is not imported, has no CUDA, or lacks an option.
+        ValueError: An argument is out of range.
+        TypeError: `max_entries` is no integer, or another argument has the wrong type.
 
     Example:
         >>> import neutracer
@@ -565,7 +526,7 @@ def record(
         >>> recording.save("step.pickle.gz")                          # doctest: +SKIP
     """
     if isinstance(max_entries, bool) or not isinstance(max_entries, Integral):
-        hint = ": write @neutracer.record() with its brackets" if callable(max_entries) else ""
+        hint = ": write @neutracer.record(), with parentheses" if callable(max_entries) else ""
         raise TypeError(
             f"max_entries must be a number of events, not {type(max_entries).__name__}{hint}"
         )
@@ -585,21 +546,20 @@ def record(
 
 
 class Recording(StaysHere, instead="it records this process: send its snapshot()"):
-    """What `record` returns.
+    """A recording, as `record` returns it.
 
     Attributes:
-        step: What the program calls its current place; the sidecar keeps it.
-        quiet: True leaves a wrapped ring to the sidecar, without a warning.
+        step: The program's current step, kept in the sidecar.
+        quiet: True notes a wrapped ring in the sidecar only, without a warning.
     """
 
     def __init__(
         self, wish: Wish, path: str | os.PathLike[str] | None = None, modules: Any = None
     ) -> None:
-        """Made by `record`; not by users."""
         self._wish = wish
         self._modules = modules
         self._marks: Marks | None = None
-        # One of its own for each start: the history tells them apart by identity.
+        # A new one per start: the history compares wishes by identity.
         self._begun: Wish | None = None
         self._path = path
         self._lock = threading.Lock()
@@ -607,26 +567,26 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         self._program = ""
         self._on = False
         self._taken: tuple[Snapshot, dict[str, Any]] | None = None
-        self._told = False
+        self._has_warned = False
         self.step: int | str | None = None
         self.quiet = False
 
     @property
     def active(self) -> bool:
-        """Whether it is on. Before CUDA is initialised it is on, but records nothing yet."""
+        """True while on, including before CUDA is initialised, when nothing is recorded."""
         return self._on and self._process == os.getpid()
 
     @property
     def waiting(self) -> bool:
-        """Whether it is on and waits for CUDA."""
+        """True while on and waiting for CUDA."""
         return self.active and self._begun is None
 
     def start(self) -> Recording:
-        """Begin; returns the recording.
+        """Start, and return the recording.
 
         Raises:
             RuntimeError: It is on already.
-            UnavailableError: torch has no CUDA, or can't record that.
+            UnavailableError: torch has no CUDA, or lacks an option.
         """
         torch = torch_with_cuda()
         if torch.cuda.is_initialized():
@@ -636,13 +596,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         return self
 
     def start_at_once(self, torch: Any) -> Recording:
-        """Begin; CUDA is initialised, or just being so: a call that PyTorch makes meanwhile
-        can't queue another one, as `start` does.
-
-        Raises:
-            RuntimeError: It is on already.
-            UnavailableError: torch can't record that.
-        """
+        """As `start`, also for use during CUDA's initialisation, when `start` can't queue calls."""
         self._switch_on()
         try:
             self._begin(torch)
@@ -657,44 +611,38 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
                 raise RuntimeError("this recording is on already")
             self._process = os.getpid()
             self._program = running_program()
-            self._on, self._taken, self._told, self._begun = True, None, False, None
+            self._on, self._taken, self._has_warned, self._begun = True, None, False, None
 
     def stop(self) -> None:
-        """End, and keep what was recorded; a second time does nothing.
-
-        In the child of a fork it does nothing: the recording is the parent's.
-        """
+        """Stop and keep the recording; a second call does nothing, nor one in a forked child."""
         self._end(keep=True)
         if self._path is not None and self._taken is not None:
             self.save(filled_in(self._path))
 
     def discard(self) -> None:
-        """End, and keep nothing; a second time does nothing."""
+        """Stop and keep nothing; a second call does nothing."""
         self._end(keep=False)
 
     def snapshot(self) -> Snapshot:
-        """What has been recorded: until now, or until it was stopped.
+        """The recording so far, or until it was stopped.
 
         Raises:
-            UnavailableError: Nothing was, because CUDA was not initialised meanwhile.
+            UnavailableError: Nothing was recorded, because CUDA was not initialised.
         """
         return self._now()[0]
 
     def save(self, path: str | os.PathLike[str], *, step: int | str | None = None) -> Snapshot:
-        """Write the snapshot, and beside it, as <path>.json, what the snapshot does not hold.
+        """Write the snapshot and its sidecar <path>.json, each atomically; return the snapshot.
 
-        Each of the two appears whole or not at all. The JSON has rank, world size, host,
-        step, versions, settings, how it was recorded and `memory_stats()`.
+        The sidecar has rank, world size, host, step, versions, settings, recording options and
+        `memory_stats()`.
 
         Args:
-            path: Where to; compressed if it ends in .gz, .xz or .zst.
-            step: What the sidecar calls the place; None is the attribute `step`.
-
-        Returns:
-            What was saved.
+            path: The file; compressed if it ends in .gz, .xz or .zst.
+            step: The step in the sidecar; None is the attribute `step`.
 
         Raises:
-            UnavailableError: There is nothing to save, or nothing here compresses so.
+            UnavailableError: There is nothing to save, or the compressor is missing.
             OSError: It can't be written.
         """
         snap, facts = self._now()
@@ -711,13 +659,13 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         try:
             self.stop()
         except (NeutracerError, OSError) as error:
-            # What ended the program's block is not to be replaced by this.
+            # The program's own exception goes first.
             if kind is None:
                 raise
             _LOGGER.warning("a recording could not be saved: %s", error)
 
     def __call__(self, function: Function) -> Function:
-        """Record each call of a function; the recording of each call is its own.
+        """Record each call of a function separately.
 
         Raises:
             TypeError: It is a coroutine or a generator, whose call returns before it runs.
@@ -765,12 +713,12 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         HISTORY.begin(torch, begun)
         if self._modules is not None:
             self._marks = marks_of(torch, self._modules)
-        # At the end of the recording the program may have left its group.
+        # Cached: the program may leave its group before the recording ends.
         rank_facts()
         self._begun = begun
 
     def _begin_late(self, torch: Any) -> None:
-        # What is raised here would end the initialisation of CUDA.
+        # An exception here would abort the initialisation of CUDA.
         try:
             if self.waiting:
                 self._begin(torch)
@@ -782,7 +730,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         if self._taken is not None:
             return self._taken
         if not self.active or self._begun is None:
-            unused = "the program has not used CUDA so far, and neutracer does not initialise it"
+            unused = "the program has not used CUDA yet, and neutracer does not initialise it"
             why = unused if self.active else "it has not been started"
             raise UnavailableError("a recording with CUDA in it", why)
         return self._take()
@@ -793,8 +741,8 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         if wrapped:
             length = "its ring" if wrapped is True else f"the ring of {wrapped:,} events"
             self._warn(
-                f"{length} wrapped: what came before is lost; "
-                "record(max_entries=...) with more keeps more"
+                f"{length} wrapped and lost the oldest events; "
+                "raise record(max_entries=...) to keep more"
             )
         recording = {
             "joined": HISTORY.is_foreign(),
@@ -811,13 +759,12 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         return snap, facts
 
     def _warn(self, text: str) -> None:
-        if not self._told and not self.quiet:
-            self._told = True
+        if not self._has_warned and not self.quiet:
+            self._has_warned = True
             warnings.warn(text, HistoryWarning, stacklevel=_level_outside())
 
 
 def _level_outside() -> int:
-    """The stack level of the first frame that is not in this file, for `warnings.warn`."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         level, frame = level + 1, frame.f_back

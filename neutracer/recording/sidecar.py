@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a snapshot can't say of itself: which rank, which step, how large the device is."""
+"""The sidecar JSON of a snapshot: rank, host, step, versions, and the size of its devices."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from neutracer.trace.beside import (
     plain_tensors,
 )
 
-# What launchers put into the environment, as rank, world size, local rank: torchrun, Open MPI,
-# MPICH, Slurm. The last is often what another one was started by, and the same in all its ranks.
+# Launchers' environment variables for rank, world size, local rank: torchrun, Open MPI, MPICH,
+# Slurm. Slurm is last: it often starts another launcher, and its values then equal in all ranks.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -30,22 +30,21 @@ _LAUNCHERS = (
 )
 _CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
-# What tells one job from another, and one attempt at it from the next: torchrun, Slurm.
+# Environment variables for job and attempt: torchrun, Slurm.
 _JOBS = (
     ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
 )
 
-# What torchrun calls a job that nobody has named.
+# torchrun's id of an unnamed job.
 _NAMELESS = "none"
 
-# What torch.distributed last said: it forgets it when the program leaves the group, and
-# what is written at the end of a program comes after that.
+# The last answer of torch.distributed, kept for files written after the program leaves its group.
 _of_group: dict[str, int] = {}
 
 
 def sidecar_path(path: str | os.PathLike[str]) -> str:
-    """Where the JSON beside a snapshot is: its whole name with .json after it."""
+    """The sidecar's path: the snapshot's, plus ".json"."""
     return os.fspath(path) + ".json"
 
 
@@ -53,7 +52,7 @@ _serial = itertools.count(1)
 
 
 def file_stem(kind: str) -> str:
-    """The beginning of a file's name; no other process and no later call gives the same.
+    """A file name stem that is unique across processes and calls.
 
     Example:
         >>> file_stem("oom")    # doctest: +SKIP
@@ -68,39 +67,38 @@ def file_stem(kind: str) -> str:
 
 
 def rank_facts() -> dict[str, int | None]:
-    """rank, world_size and local_rank of this process; None where there is no such thing.
+    """rank, world_size and local_rank of this process, or None.
 
-    They are those of `torch.distributed` where it is initialised, or was when somebody asked
-    before, else what the launcher put into the environment: all three from the same one.
+    They come from `torch.distributed` if it is initialised, or was at an earlier call, else from
+    the environment of one launcher.
     """
-    told = [[_from_environment(name) for name in names] for names in _LAUNCHERS]
-    rank, world_size, local_rank = next((each for each in told if each[0] is not None), told[0])
+    found = [[_from_environment(name) for name in names] for names in _LAUNCHERS]
+    rank, world_size, local_rank = next((each for each in found if each[0] is not None), found[0])
     _ask_group()
     facts = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
     return {**facts, **_of_group}
 
 
 def job_facts() -> dict[str, str | int | None]:
-    """job and attempt of this process, as its launcher calls them; None where it says nothing.
+    """job and attempt of this process by its launcher, or None.
 
-    A job without a name has the address at which its ranks meet: two that run at the same time
-    have two.
+    An unnamed job is identified by its rendezvous address.
 
     Example:
         >>> sorted(job_facts())
         ['attempt', 'job']
     """
-    told = [(os.environ[job], attempt) for job, attempt in _JOBS if os.environ.get(job)]
+    jobs = [(os.environ[job], attempt) for job, attempt in _JOBS if os.environ.get(job)]
     meeting = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT")]
-    names = [name for name, _ in told if name != _NAMELESS]
+    names = [name for name, _ in jobs if name != _NAMELESS]
     if all(meeting):
         names.append(":".join(meeting))
-    attempt = _from_environment(told[0][1]) if told else None
+    attempt = _from_environment(jobs[0][1]) if jobs else None
     return {"job": names[0] if names else None, "attempt": attempt}
 
 
 def _ask_group() -> None:
-    """What torch.distributed says now, if it says anything."""
+    """Update `_of_group` from torch.distributed, if initialised."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None:
         return
@@ -109,12 +107,12 @@ def _ask_group() -> None:
             rank, world_size = distributed.get_rank(), distributed.get_world_size()
             _of_group.update(rank=rank, world_size=world_size)
     except (AttributeError, RuntimeError, ValueError):
-        # It is still being imported, or another thread leaves the group.
+        # It is being imported, or another thread is leaving the group.
         return
 
 
 def rank_text(facts: Mapping[str, Any]) -> str:
-    """The rank in `rank_facts` or a sidecar, in words; "" where there is none.
+    """Formats the rank of `rank_facts` or a sidecar; "" without one.
 
     Example:
         >>> rank_text({"rank": 3, "world_size": 8})
@@ -127,7 +125,7 @@ def rank_text(facts: Mapping[str, Any]) -> str:
 
 
 def filled_in(path: str | os.PathLike[str]) -> str:
-    """A file's name with {rank} (0 where there is none), {host} and {pid} filled in."""
+    """A file name with {rank} (0 without ranks), {host} and {pid} replaced."""
     name = os.fspath(path)
     rank = rank_facts()["rank"]
     for word, value in (("rank", rank or 0), ("host", os.uname().nodename), ("pid", os.getpid())):
@@ -153,16 +151,13 @@ def sidecar(
     program: str | None = None,
     tensors: TensorBlocks | None = None,
 ) -> dict[str, Any]:
-    """The facts of this process and its devices at this moment, as plain data.
-
-    This does not initialise CUDA, and gives no device a context.
+    """The sidecar's content; CUDA is not initialised, and no device gets a context.
 
     Args:
-        devices: The CUDA devices that it covers, all in use by this process; none where CUDA
-            is not in use.
-        recording: What was recorded, and how.
-        step: What the program calls the place where it is.
-        program: What runs; None takes it from `sys.argv`.
+        devices: CUDA devices in use by this process.
+        recording: The options of the recording.
+        step: The program's current step.
+        program: The script or module; None takes it from `sys.argv`.
         tensors: The program's tensors, by block.
 
     Example:
@@ -192,7 +187,7 @@ def sidecar(
 
 
 def room_now(device: int) -> DeviceRoom | None:
-    """What limits this process on one of its devices; None where CUDA is not in use."""
+    """This process's limits on a device; None if CUDA is not in use."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -200,11 +195,10 @@ def room_now(device: int) -> DeviceRoom | None:
 
 
 def _free_bytes(cuda: Any, device: int) -> int | None:
-    """What nobody holds of a device; None where CUDA does not answer."""
     try:
         return int(cuda.mem_get_info(device)[0])
     except (AttributeError, RuntimeError):
-        # A torch that is still being imported, or a device in an error.
+        # torch is being imported, or the device is in an error state.
         return None
 
 
@@ -214,7 +208,7 @@ def _device(torch: Any, device: int) -> dict[str, Any]:
     fraction = getattr(cuda, "get_per_process_memory_fraction", None)
     stats, total = dict(cuda.memory_stats(device)), int(properties.total_memory)
     reserved = int(stats.get("reserved_bytes.all.current", 0))
-    # Asking for it gives the device a context, of some 500 MiB, where this process has none.
+    # Without a context the query would create one, of some 500 MiB.
     has_context = getattr(getattr(torch, "_C", None), "_cuda_hasPrimaryContext", None)
     in_use = has_context is None or has_context(device)
     free = _free_bytes(cuda, device) if in_use else None
@@ -229,11 +223,11 @@ def _device(torch: Any, device: int) -> dict[str, Any]:
 
 
 def write_text(path: str | os.PathLike[str], text: str | Mapping[str, Any]) -> None:
-    """Write a text, or plain data as JSON, that appears whole or not at all.
+    """Write a text, or plain data as JSON, atomically.
 
     Raises:
         OSError: It can't be written.
     """
-    words = text if isinstance(text, str) else dumps(dict(text))
+    content = text if isinstance(text, str) else dumps(dict(text))
     with atomic_file(path) as file:
-        file.write(words.encode("utf-8", "backslashreplace") + b"\n")
+        file.write(content.encode("utf-8", "backslashreplace") + b"\n")

@@ -326,7 +326,7 @@ def test_missing_program_is_refused(run, tmp_path):
     command = [sys.executable, "-m", "neutracer", "run", str(tmp_path / "missing.py")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
     assert done.returncode == 2
-    assert "missing.py: there is no such file" in done.stderr
+    assert "missing.py: no such file" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -355,7 +355,7 @@ def test_missing_module_is_refused(tmp_path):
     command = [sys.executable, "-m", "neutracer", "run", "-m", "no.such.module"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "neutracer: there is no module no.such.module\n"
+    assert done.stderr == "neutracer: no module named no.such.module\n"
 
 
 def test_real_torch_on_a_cpu_is_told(tmp_path):

@@ -185,7 +185,7 @@ def test_a_layout_that_never_ends_is_ended(child, monkeypatch):
         ("print('not an answer')", "ended with status 0"),
         (
             """print('{"error": "no \\\\u001b[31m", "missing": false}')""",
-            r"no picture: no \x1b[31m",
+            r"could not draw the graph: no \x1b[31m",
         ),
     ],
 )
@@ -238,7 +238,7 @@ def test_foreign_markup_does_not_get_through():
 
 def test_what_is_no_picture_is_refused():
     for wrong in (b"", b"<svg", b"<svg/>", b'<svg viewBox="a b c d"/>'):
-        with pytest.raises(NeutracerError, match="can't be read"):
+        with pytest.raises(NeutracerError, match="cannot read"):
             parts_of(wrong, scene(callback_cycle()), ())
 
 

@@ -68,7 +68,7 @@ def facts(report: HoldersReport) -> list[tuple[tuple[str, ...], str, int]]:
 def test_nothing_is_kept_without_a_notebook() -> None:
     report = notebook_holders()
     assert (len(report), report.total_bytes) == (0, 0)
-    assert "no past exception keeps anything" in str(report)
+    assert "No outputs or past exceptions are held." in str(report)
 
 
 def test_output_keeps_its_tensor(torch: Any, shell: Shell) -> None:

@@ -88,7 +88,7 @@ def test_texts_are_not_left_out_for_want_of_a_font(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(raster, "_fonts", list)
     raster._can_write.cache_clear()
     try:
-        with pytest.raises(UnavailableError, match="no font for it: install DejaVu Sans"):
+        with pytest.raises(UnavailableError, match="no font was found: install DejaVu Sans"):
             raster.rasterize(SVG.format(9, 9))
     finally:
         raster._can_write.cache_clear()

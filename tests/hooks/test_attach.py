@@ -314,7 +314,11 @@ def test_other_torches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path("torch")
     monkeypatch.delenv("NEUTRACER_HOOKS_UNTRIED", raising=False)
     for version, backend, reason in [
-        ("2.10.0", "cuda", "^use of the hooks .* is not available: they were run on torch 2.11, "),
+        (
+            "2.10.0",
+            "cuda",
+            "^use of the hooks .* is not available: they were tested on torch 2.11",
+        ),
         ("2.16.0", "cpu", r"2\.14, 2\.15 \(cpu\) and this is 2\.16\.0; PyTorch's own"),
         ("2.11.0", "hip", "not hip"),
     ]:
@@ -347,8 +351,8 @@ def test_allocator_that_reports_otherwise_is_refused(shim: Any) -> None:
         "c10._ZN3c1015SetCPUAllocatorEPNS_9AllocatorEh(ctypes.c_void_p(other()), 255)"
     )
     assert re.fullmatch(
-        r"use of the hooks on PyTorch's allocator is not available: torch \S+ is not as they "
-        r"need it: its CPU allocator is another one: a new block of 12345 bytes is reported as "
+        r"use of the hooks on PyTorch's allocator is not available: torch \S+ is not "
+        r"supported: its CPU allocator is another one: a new block of 12345 bytes is reported as "
         r"12\d{3} bytes; PyTorch's own Python entry points are used instead\n",
         text,
     )
@@ -418,8 +422,8 @@ def test_torch_for_cuda_without_a_device_is_told(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UnavailableError) as caught:
         live()
     assert str(caught.value) == (
-        "a CUDA device in this process is not available: torch sees none, and one that is built "
-        "for CUDA does not report what it allocates on the CPU"
+        "a CUDA device in this process is not available: torch finds none, and a torch built "
+        "for CUDA does not report its CPU allocations"
     )
 
 

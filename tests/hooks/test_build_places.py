@@ -125,9 +125,9 @@ def test_every_umask_works_or_is_told_what_to_do(tmp_path: Path, group: str) -> 
     for umask, outcome, found_rightly, told in results:
         cache = tmp_path / "homes" / f"{umask:03o}" / ".cache"
         is_open = not umask & 0o002 or (group == "others" and not umask & 0o020)
-        reason = f"{cache} can be written by others ('chmod go-w' ends that)"
+        reason = f"{cache} is writable by others (fix it with 'chmod go-w')"
         assert found_rightly
-        assert told == (f"{reason}; NEUTRACER_CACHE names another place" if is_open else "")
+        assert told == (f"{reason}; set NEUTRACER_CACHE to another folder" if is_open else "")
         assert outcome == (told if is_open else [0o700])
 
 
@@ -144,9 +144,9 @@ def test_what_is_above_a_build_is_judged_up_to_the_root(
     above.chmod(0o777)
     assert hooks_build.find(GOAL) is None
     assert hooks_build.passed_over(GOAL) == [
-        f"{above} can be written by others ('chmod go-w' ends that)"
+        f"{above} is writable by others (fix it with 'chmod go-w')"
     ]
-    with pytest.raises(UnavailableError, match="shared can be written by others"):
+    with pytest.raises(UnavailableError, match="shared is writable by others"):
         hooks_build.build(GOAL, image)
     # Not where only owners may, as in /tmp.
     above.chmod(0o1777)
@@ -200,7 +200,7 @@ def test_group_is_others_unless_it_is_the_users_alone(
 def test_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", "")
     text, told = built()
-    assert told == "this user has no home; NEUTRACER_CACHE names another place"
+    assert told == "this user has no home; set NEUTRACER_CACHE to another folder"
     assert text == f"a folder for the hooks is not available: {told}"
     assert hooks_build.find(GOAL) is None
     monkeypatch.setenv("NEUTRACER_CACHE", str(tmp_path / "named"))
@@ -241,15 +241,14 @@ def test_home_of_others_is_told(open_folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HOME", str(open_folder))
     text, told = built("echo compiled > $1", *other)
     assert told == (
-        f"nothing can be written to {open_folder} (Permission denied); "
-        "NEUTRACER_CACHE names another place"
+        f"cannot write to {open_folder} (Permission denied); set NEUTRACER_CACHE to another folder"
     )
     assert text == f"a folder for the hooks is not available: {told}"
     # Root built there first: what root makes for itself is no one else's.
     assert built() == ("compiled", "")
     text, told = built("echo compiled > $1", *other)
     assert told in text
-    assert "NEUTRACER_CACHE names another place" in told
+    assert "set NEUTRACER_CACHE to another folder" in told
     # And root does not use what a user could have written.
     (open_folder / "theirs").mkdir()
     os.chown(open_folder / "theirs", 12345, 12345)
@@ -270,7 +269,7 @@ def test_folder_that_nobody_may_write_to_is_named(
 
     monkeypatch.setattr(tempfile, "TemporaryDirectory", refused)
     said = hooks_folder.why_not(Path(there, "missing", "hooks"), "key")
-    assert said.startswith(f"nothing can be written to {there} (Permission denied); ")
+    assert said.startswith(f"cannot write to {there} (Permission denied); ")
 
 
 def test_full_disk_is_told(open_folder: Path) -> None:
@@ -287,14 +286,14 @@ def test_full_disk_is_told(open_folder: Path) -> None:
     text, told = json.loads(out)
     assert told == (
         f"the disk of {open_folder} is full, and a build takes 4 MiB; "
-        "NEUTRACER_CACHE names another place"
+        "set NEUTRACER_CACHE to another folder"
     )
     assert told in text
 
 
 def test_limit_of_files_is_told() -> None:
     text, told = built("echo compiled > $1", "sh", "-c", 'ulimit -f 100; exec "$@"', "sh")
-    assert told.startswith("'ulimit -f' lets files have ")
+    assert told.startswith("'ulimit -f' limits files to ")
     assert told in text
 
 
@@ -303,7 +302,7 @@ def test_limit_of_files_is_told() -> None:
     [
         ("ld: final link failed: No space left on device", "make room there"),
         ("g++: fatal error: Killed signal terminated program cc1plus", "try again"),
-        ("as: fatal error: File size limit exceeded", "'ulimit -f' says"),
+        ("as: fatal error: File size limit exceeded", "'ulimit -f' limits"),
         ("x.cpp:1:1: error: what is this", "error: what is this"),
     ],
 )
@@ -386,7 +385,7 @@ def test_env_says_why_there_are_no_hooks(home: Path, monkeypatch: pytest.MonkeyP
     (part,) = env_module._hooks()
     assert part.install.startswith("compiled at first use")
     assert part.absent == "not built yet"
-    assert part.note.startswith(f"passed over: {image / 'key' / '_torch.so'} can be written by")
+    assert part.note.startswith(f"passed over: {image / 'key' / '_torch.so'} is writable by")
     (home / ".cache").mkdir()
     (home / ".cache").chmod(0o777)
     (part,) = env_module._hooks()
@@ -434,7 +433,7 @@ def test_hooks_of_a_wheel_are_used_where_no_others_are(
     path.chmod(0o666)
     assert hooks_build.find(GOAL) is None
     (reason,) = hooks_build.passed_over(GOAL)
-    assert reason.startswith(f"{path} can be written by others")
+    assert reason.startswith(f"{path} is writable by others")
 
 
 @pytest.mark.parametrize("compiles", [True, False])

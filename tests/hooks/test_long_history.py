@@ -69,7 +69,7 @@ def test_recorder_takes_their_place(fake, monkeypatch, capsys):
     assert "no g++" in recording.because
     told = capsys.readouterr().err
     assert told.count("\n") == 1
-    assert "PyTorch's own recorder is used" in told
+    assert "using PyTorch's own recorder" in told
     recording.discard()
     assert not fake.enabled
 

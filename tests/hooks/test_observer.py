@@ -69,7 +69,7 @@ def test_failing_attachment_does_not_end_initialisation(monkeypatch, caplog):
     remove = oom_hook.listen(print)
     fake.init()
     remove()
-    assert "can't be watched" in caplog.text
+    assert "cannot watch for out-of-memory errors" in caplog.text
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, RecursionError, MemoryError])

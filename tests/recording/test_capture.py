@@ -70,7 +70,7 @@ def test_idle_cuda_is_left_alone(monkeypatch):
 def test_cuda_without_a_device_is_told(monkeypatch):
     error = missing(monkeypatch, fake_torch(initialised=False, devices=0))
     assert str(error) == (
-        "a CUDA device in this process is not available: torch sees none: that takes a GPU and "
+        "a CUDA device in this process is not available: torch finds none: it needs a GPU and "
         "its driver"
     )
 

@@ -77,7 +77,7 @@ def test_missing_module_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(NeutracerError, match="there is no module"):
+    with pytest.raises(NeutracerError, match="no module named"):
         run_program([name], module=True)
     sys.modules.pop("package", None)
 

@@ -90,7 +90,7 @@ def test_recording_waits_for_cuda(idle):
     assert recording.active
     assert recording.waiting
     assert idle.calls == []
-    with pytest.raises(UnavailableError, match="has not used CUDA so far"):
+    with pytest.raises(UnavailableError, match="has not used CUDA yet"):
         recording.snapshot()
     idle.init()
     assert not recording.waiting
