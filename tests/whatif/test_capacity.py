@@ -218,4 +218,4 @@ def test_command_takes_a_share(capsys: Capture) -> None:
     assert main([*words, "--capacity", "4GiB", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["capacity_bytes"] == 2 << 30
     assert main(["what-if", path, "--check", "--fraction", "0.5"]) == 2
-    assert "capacity or fraction" in capsys.readouterr().err
+    assert "--capacity or --fraction" in capsys.readouterr().err
