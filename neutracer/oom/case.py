@@ -370,8 +370,7 @@ class Room:
         return self._freed(())
 
     def _freed(self, freed: Collection[int]) -> tuple[int, int]:
-        """With some blocks free: the largest run that the request could have used, and what
-        the allocator gives back of all segments before it fails."""
+        """With some blocks free."""
         gone = freed if isinstance(freed, (set, frozenset, dict)) else frozenset(freed)
         largest = whole = 0
         for place in self._places.values():

@@ -122,11 +122,7 @@ def _replayed(snap: Snapshot, device: int, event: int, budget: Budget) -> Settin
 
 
 def _replayer(snap: Snapshot, device: int, budget: Budget) -> Replayer:
-    """The program, ready to be run where it may have what it could have had when it failed.
-
-    Raises:
-        ValueError: There is nothing to replay.
-    """
+    """The program, ready to be run where it may have what it could have had when it failed."""
     total = budget.total
     if budget.limit is not None and not budget.limit_is_guess:
         # Of a limit whose device nobody knows, the share is of one that has enough.
@@ -519,8 +515,7 @@ def non_torch(case: Case) -> Verdict | None:
 
 
 def _avoidable(taken: int, others: int) -> int:
-    """What need not be there: what other processes have, and what of the rest is more than
-    any context."""
+    """What need not be there."""
     others = min(others, taken)
     beyond = taken - others - _CONTEXT
     return others + (beyond if beyond >= _LEAST_OTHERS else 0)
@@ -972,8 +967,7 @@ def _new_holders(case: Case) -> list[_New]:
 
 
 def _share_that_fits(case: Case, demand: Demand) -> float:
-    """How much of the failing step there is room for; where each needs more than the one
-    before it, in as many steps again."""
+    """How much of the failing step there is room for."""
     usable = _CAREFUL * case.usable - demand.floor
     expected = demand.expected + demand.rise * demand.steps
     return round(max(min(usable / expected, _CAREFUL), 0.01), 3)
@@ -1058,11 +1052,7 @@ def _remedy(case: Case, action: str) -> Remedy:
 
 
 def _first_share(case: Case) -> float:
-    """Where to begin, for a first step of which nothing tells what it needs in all.
-
-    Gradients and an optimizer's state, which don't depend on its size, are still to come: with
-    Adam's three times the parameters. In the forward pass most of the backward's is as well.
-    """
+    """Where to begin."""
     to_stay = 4 * case.categories.get("parameter", 0)
     share = _UNKNOWN_SHARE * max(1 - to_stay / max(case.usable, 1), _LEAST_SHARE)
     return round(share / 2 if case.phase.name == "forward" else share, 3)
@@ -1075,8 +1065,7 @@ class _Twice:
 
 
 def _held_twice(case: Case) -> _Twice | None:
-    """The line that made the first copy of what a program that only loads holds twice: blocks
-    of the same sizes, made by another line."""
+    """The line that made the first copy of what a program that only loads holds twice."""
     timeline = case.timeline
     if (
         timeline is None

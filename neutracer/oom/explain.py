@@ -144,8 +144,7 @@ def _spared(demand: Demand, share: float) -> int:
 
 
 def _checkpointed(case: Case) -> int:
-    """What checkpointing every few of n layers saves of the activations: all but some
-    2/sqrt(n) of them (Chen et al. 2016, "Training deep nets with sublinear memory cost")."""
+    """What checkpointing every few of n layers saves of the activations."""
     timeline = case.timeline
     activations = case.categories.get("activation", 0)
     if timeline is None or not timeline.passes.backward or not activations:
@@ -525,11 +524,7 @@ def _asked(
     event: int | None,
     request: int | str,
 ) -> Failure:
-    """The request that may fail.
-
-    Raises:
-        ValueError: There is no such event, or nothing is known of the end.
-    """
+    """The request that may fail."""
     nbytes = asked_bytes("request", request)
     if event is None and not end_is_known(snap, device):
         raise ValueError(
@@ -545,11 +540,7 @@ def _asked(
 def _failed(
     snap: Snapshot, device: int, ooms: tuple[int, ...], event: int | None, facts: OomFacts
 ) -> Failure:
-    """The request that failed.
-
-    Raises:
-        ValueError: There is none, or none at this event.
-    """
+    """The request that failed."""
     if event is not None and event not in ooms:
         those = ", ".join(map(str, ooms[:8])) + (", …" if len(ooms) > 8 else "")
         count = "one" if len(ooms) == 1 else f"{len(ooms):,}"

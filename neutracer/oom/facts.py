@@ -16,10 +16,6 @@ from neutracer.whatif.settings import roundest
 # ---- Facts -------------------------------------------------------------------------------
 
 # What is known of an out-of-memory error beside its snapshot.
-#
-# A snapshot shows what PyTorch's allocator held, but not how large the device is, what others
-# have on it, what the process was allowed, or what garbage held. Whoever was there when it
-# happened can say so in an `OomFacts`, which is kept in the JSON file beside the snapshot.
 
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = r"([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)"
@@ -380,8 +376,7 @@ def budget_of(
 def _device_free(
     snap: Snapshot, device: int, failure: Failure, facts: OomFacts, reserved: int
 ) -> int | None:
-    """What the device had left: as PyTorch wrote it down, as somebody else did, or where a
-    request is only asked about, reckoned from the last one that failed."""
+    """What the device had left."""
     timeline = snap.timeline(device)
     if failure.event is not None:
         return int(timeline.events[failure.event].device_free)

@@ -91,8 +91,7 @@ def rounds_before(timeline: Timeline, event: int) -> Rounds | None:
 
 
 def _after_training(timeline: Timeline, begins: Sequence[int], event: int) -> Rounds | None:
-    """The rounds of what follows the last real step, without a backward pass; None where that
-    step is like the others."""
+    """The rounds of what follows the last real step, without a backward pass."""
     lengths = sorted(end - begin for begin, end in pairwise(begins))
     if event - begins[-1] <= lengths[len(lengths) // 2] or not timeline.passes.backward:
         return None
@@ -472,8 +471,7 @@ def rises(values: Sequence[int]) -> bool:
 
 
 def _churns(timeline: Timeline, begins: Sequence[int]) -> bool:
-    """Whether most steps but the first and the last free something: else the program is
-    loading."""
+    """Whether most steps but the first and the last free something."""
     freed = timeline.events.find("action", "free_completed")
     inner = list(pairwise(begins[1:]))
     churning = sum(bisect_left(freed, begin) < bisect_left(freed, end) for begin, end in inner)
@@ -481,10 +479,7 @@ def _churns(timeline: Timeline, begins: Sequence[int]) -> bool:
 
 
 def _lasting_rows(timeline: Timeline, begins: Sequence[int]) -> dict[int, list[tuple[int, ...]]]:
-    """By stack, the allocations that were in use when some step began, or at the end.
-
-    Each as its row, the number of the first such moment, and of the first one after it.
-    """
+    """By stack, the allocations that were in use when some step began, or at the end."""
     rows = timeline.allocations
     columns = (rows.codes("alloc_event"), rows.codes("free_event"), rows.codes("stack"))
     found: dict[int, list[tuple[int, ...]]] = {}
@@ -524,8 +519,7 @@ def _grower(
     begins: Sequence[int],
     since_fall: bool,
 ) -> tuple[Grower | None, list[int]]:
-    """What one stack holds more of in every step, or in every one since it was let go of last;
-    and where that is. The last moment is the one that is asked about."""
+    """What one stack holds more of in every step, or in every one since it was let go of last."""
     c = timeline.allocations
     sizes, addresses = c.codes("size"), c.codes("address")
     bytes_by, blocks_by = [0] * (len(begins) + 1), [0] * (len(begins) + 1)
@@ -741,8 +735,7 @@ def _ratios(
 def _same_point(
     step: Sequence[int], stacks: Sequence[int], stack: int, nth: int, again: int
 ) -> int | None:
-    """The event of a step that a request of another step corresponds to: as many allocations
-    into it, or else the allocation by the same line that has as many of that line before it."""
+    """The event of a step that a request of another step corresponds to."""
     if nth < len(step) and stacks[step[nth]] == stack:
         return step[nth]
     if stack == NONE:
@@ -880,11 +873,7 @@ def _forward_or_inference(
 
 
 def _kept_share(timeline: Timeline, end: int) -> tuple[float, int]:
-    """How much of what modules made since the last backward pass lives at an event.
-
-    Returns:
-        The share of the bytes, and how many allocations that are.
-    """
+    """How much of what modules made since the last backward pass lives at an event."""
     passes = timeline.passes
     begin = max((stop for _, stop in passes.backward if stop <= end), default=0)
     module = int(Role.MODULE)

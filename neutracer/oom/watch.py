@@ -59,9 +59,6 @@ from neutracer.units import format_bytes, format_count
 # ---- Moment ------------------------------------------------------------------------------
 
 # What only the process knows at the moment in which it runs out of memory.
-#
-# This only looks, and changes nothing: it runs no collection, takes no device memory, and does
-# not keep the variables of running functions alive.
 
 # Frames of the stack that are kept, and those that tell one place of a program from another.
 _MOST_FRAMES = 64
