@@ -97,7 +97,7 @@ export const settings = (app) => {
   // What is assumed of the limit matters where none is given.
   const tellFidelity = (room) => {
     byId("fidelity").textContent = program.sentence + (program.limit && !room
-      ? ` PyTorch kept this process below a limit, as its failures show; ${bytes(program.limit)} is assumed.` : "");
+      ? ` PyTorch limited this process, as its failures show; ${bytes(program.limit)} is assumed.` : "");
   };
 
   const run = latest(async (wanted) => {
