@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Tables handed to other libraries through the Arrow C stream interface, without
- * a dependency and without copying numbers: one batch, whose buffers are the
- * columns themselves. The structs are those of the Arrow C data interface, which
- * fixes their layout. A consumer may take children out and release them in any
- * order and on any thread, so every piece holds the table on its own.
- */
+/* Tables handed to other libraries through the Arrow C stream interface, without a
+ * dependency and without copying numbers: one batch, whose buffers are the columns
+ * themselves. The structs are those of the Arrow C data interface, which fixes their
+ * layout. A consumer may take children out and release them in any order and on any
+ * thread, so every piece holds the table on its own. */
 #include "nt_py.h"
 
 #include <stdatomic.h>
@@ -362,10 +360,8 @@ arrow_set_wide(arrow_column *c, int64_t count)
     return 0;
 }
 
-/*
- * The dictionary, and the codes into it as signed integers, because not every consumer
- * takes unsigned ones there. Each code that is no null must have its string.
- */
+/* The dictionary, and the codes into it as signed integers, because not every consumer
+ * takes unsigned ones there. Each code that is no null must have its string. */
 static int
 arrow_set_dictionary(arrow_column *c, PyObject *strings, int64_t count)
 {

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Plain data as a pickle of protocol 4, as Python's own pickler writes it but for the
+/* Plain data as a pickle of protocol 4, as Python's own pickler writes it but for the
  * frames: dicts, lists, tuples, strings, integers, floats, booleans, None. What only
  * one container refers to is never looked for in the memo, which is where Python's
- * pickler spends its time on a trace of many small dicts.
- */
+ * pickler spends its time on a trace of many small dicts. */
 #include "nt_py.h"
 
 #include "base/nt_map.h"

@@ -828,11 +828,9 @@ autograd_py_node_hooks(PyObject *Py_UNUSED(module), PyObject *node)
 
 /* ---- questions about the whole heap ---------------------------------------------- */
 
-/*
- * Questions about the whole heap that need more than the collector is shown: cycles
+/* Questions about the whole heap that need more than the collector is shown: cycles
  * through PyTorch's graph, why something is alive, what holders keep. Each walks once,
- * makes plain data, lets go of the walk, and only then makes Python objects.
- */
+ * makes plain data, lets go of the walk, and only then makes Python objects. */
 
 /* ---- what Python tells of PyTorch's graph ---------------------------------------- */
 

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A signal that ends the process by default, put off for a last report. Python is not
+/* A signal that ends the process by default, put off for a last report. Python is not
  * told: signal.getsignal() still says SIG_DFL, and a handler that the program sets
  * takes our place. The kernel takes our handler off as it calls it, and a timer sends
- * the signal again, so that the process ends whatever becomes of the report.
- */
+ * the signal again, so that the process ends whatever becomes of the report. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* syscall, struct sigevent */
 #endif

@@ -20,8 +20,8 @@ progress_clock_ns(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* The core tells how far it is: signals (Ctrl-C) are looked at, and the callback
- * is called. An exception stops the work and stays set. */
+/* The core tells how far it is: signals (Ctrl-C) are looked at, and the callback is
+ * called. An exception stops the work and stays set. */
 static int
 progress_report(void *ctx, uint64_t done)
 {

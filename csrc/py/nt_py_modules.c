@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The hooks of modules: before a module's forward its text is set, after it that of the
+/* The hooks of modules: before a module's forward its text is set, after it that of the
  * module around it. What made a tensor that goes into a module or comes out of it sets
  * its text again in the backward pass, by a hook on that node.
  *
  * All of it runs inside of somebody's forward: it raises nothing but what a handler of
- * a signal has raised in it, and holds no tensor.
- */
+ * a signal has raised in it, and holds no tensor. */
 #include "nt_py.h"
 
 /* Of a thread that is in a model: the numbers of nodes that set a text, what was set

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Objects are numbered: the nodes of the walk, and behind them the extras, objects
- * outside of the set that only the set keeps.
- */
+/* Objects are numbered: the nodes of the walk, and behind them the extras, objects
+ * outside of the set that only the set keeps. */
 #include "ph_describe.h"
 
 #include <stdlib.h>
@@ -95,11 +93,9 @@ ph_state_owner(const ph_state *s, uint32_t node)
 
 /* ---- what goes with the set ------------------------------------------------------ */
 
-/*
- * What goes with the set: when its members are freed, so is every object that only
- * they, and what goes with them, refer to. References from there are counted until
- * they are all that an object has, as reference counting will do.
- */
+/* What goes with the set: when its members are freed, so is every object that only
+ * they, and what goes with them, refer to. References from there are counted until they
+ * are all that an object has, as reference counting will do. */
 
 /* More is not followed: it would be a description of half the heap. */
 #define MOST_EXTRAS (1u << 20)
@@ -282,8 +278,8 @@ done:
 /* Steps of a longer way that go into its signature. */
 #define MOST_SIGNED 4096
 
-/* Of a longer way only so many steps from its beginning and from its end are named:
- * the others are neither shown nor signed by name. */
+/* Of a longer way only so many steps from its beginning and from its end are named: the
+ * others are neither shown nor signed by name. */
 #define MOST_NAMED 4096
 #define NAMED_AT_AN_END 64
 
@@ -390,11 +386,9 @@ chain_open(chain *c)
     }
 }
 
-/*
- * The references along `nodes` (with the one from the last to the first if `closed`)
- * by their names, steps that are one to a reader made one. The steps are in the
- * scratch arena; an open way's last step has no name.
- */
+/* The references along `nodes` (with the one from the last to the first if `closed`) by
+ * their names, steps that are one to a reader made one. The steps are in the scratch
+ * arena; an open way's last step has no name. */
 static nt_status
 ph_describe_steps(ph_state *s, const uint32_t *nodes, uint32_t count, bool closed,
                   ph_step **steps, uint32_t *step_count, nt_error *err)
@@ -527,10 +521,8 @@ ph_describe_turn(const ph_state *s, ph_step *steps, uint32_t count)
 
 /* ---- the picture of a cycle ------------------------------------------------------ */
 
-/*
- * The picture of one cycle: the way round, its middle folded where it is long, and the
- * shortest ways from it to the largest tensors that it keeps.
- */
+/* The picture of one cycle: the way round, its middle folded where it is long, and the
+ * shortest ways from it to the largest tensors that it keeps. */
 
 /* A way round is shown so far from its beginning and from its end. */
 #define SHOWN_AT_AN_END 12
@@ -847,11 +839,9 @@ ph_describe_graph(ph_state *s, uint32_t component, const ph_component *kept,
 
 /* ---- the living heap ------------------------------------------------------------- */
 
-/*
- * Which part of the living heap is looked at for cycles. A module's namespace refers to
+/* Which part of the living heap is looked at for cycles. A module's namespace refers to
  * its functions, and each of them back to the namespace; classes refer to their bases
- * and methods. Left in, these make one component of most of a program.
- */
+ * and methods. Left in, these make one component of most of a program. */
 
 static void
 live_collect(const ph_heap *heap, const nt_bitset *dead, nt_bitset *live)
@@ -898,10 +888,9 @@ ph_describe_live(const ph_heap *heap, const nt_bitset *dead, nt_bitset *live,
 
 /* ---- the description ------------------------------------------------------------- */
 
-/*
- * Components of the set, the cycle that keeps each object, the tensors that each cycle
- * keeps; then, for each that keeps wanted ones, its shape, and one description a shape.
- */
+/* Components of the set, the cycle that keeps each object, the tensors that each cycle
+ * keeps; then, for each that keeps wanted ones, its shape, and one description a
+ * shape. */
 
 /* In a component of at most so many objects the shortest way round is looked for from
  * each; in a larger one from a few, and then it may not be the shortest of all. */

@@ -1,20 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Fields of types that publish neither a struct nor members. An object of the type is
+/* Fields of types that publish neither a struct nor members. An object of the type is
  * made around known things, and the words of its memory are compared with their
  * addresses: a field lies where its target is found at one place only, and at the same
- * one in a second object. GIL held.
- */
+ * one in a second object. GIL held. */
 #ifndef PH_FIELDS_H
 #define PH_FIELDS_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-/*
- * Learns that an object of this type holds `target` in a field of that name. Learnt
- * twice with different places, or at no single place, it is not believed.
- */
+/* Learns that an object of this type holds `target` in a field of that name. Learnt
+ * twice with different places, or at no single place, it is not believed. */
 void
 ph_fields_learn(PyObject *probe, const char *name, PyObject *target);
 

@@ -135,8 +135,8 @@ gcwatch_free_subscriber(gcwatch_subscriber *s)
 }
 
 /* Frees the subscribers that were removed, unless a round is under way; the function
- * leaves the list with the last one, but not in the middle of a collection. Freeing
- * may run Python code that comes here again. */
+ * leaves the list with the last one, but not in the middle of a collection. Freeing may
+ * run Python code that comes here again. */
 static void
 gcwatch_purge(gcwatch_state *state)
 {
@@ -208,8 +208,8 @@ gcwatch_free(PyObject *capsule)
     nt_release(&system, state, sizeof *state);
 }
 
-/* The name under which the interpreter's own dict holds the function: one for each
- * copy of this code in the process. New reference. */
+/* The name under which the interpreter's own dict holds the function: one for each copy
+ * of this code in the process. New reference. */
 static PyObject *
 gcwatch_name(void)
 {
@@ -386,12 +386,10 @@ gcwatch_is_last(const gcwatch_state *state, PyObject *list)
     return size > 0 && PyList_GET_ITEM(list, size - 1) == state->function;
 }
 
-/*
- * Whether this call is the one to work in. A callback after ours could change the heap
+/* Whether this call is the one to work in. A callback after ours could change the heap
  * between our look and the collector's, so we work as the last one: if we are not, we
  * append ourselves, and the collector, which reads the list's size each time round,
- * calls again. Once a phase: somebody else may want the same.
- */
+ * calls again. Once a phase: somebody else may want the same. */
 static bool
 gcwatch_has_turn(gcwatch_state *state, bool start, const PyObject *info)
 {
@@ -548,12 +546,10 @@ gcwatch_place(const gcwatch_pending *pending, uint64_t address)
                : pending->count;
 }
 
-/*
- * The predicted objects that live on, their addresses first in pending->predicted; the
+/* The predicted objects that live on, their addresses first in pending->predicted; the
  * number of them. The collector has put them at the end of the list of the generation
  * that survivors go to, nothing behind them, so as many links are looked at as objects
- * were predicted. An object that got the address of a freed one is in generation 0.
- */
+ * were predicted. An object that got the address of a freed one is in generation 0. */
 static uint32_t
 gcwatch_survivors(gcwatch_pending *pending, uint64_t *addresses)
 {

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * How many bytes of tensors would be freed with some objects: dominators of
- * a join, with a node for each holder. GIL held; nothing is created.
- */
+/* How many bytes of tensors would be freed with some objects: dominators of
+ * a join, with a node for each holder. GIL held; nothing is created. */
 #ifndef PH_HELD_H
 #define PH_HELD_H
 

@@ -291,12 +291,10 @@ join_is_hidden(const ph_link *link)
     return !link->seen && !link->borrowed && link->kind != PH_EDGE_AUTOGRAD;
 }
 
-/*
- * Of `left` references that the walk does not show: a tensor that C++ holds, however
+/* Of `left` references that the walk does not show: a tensor that C++ holds, however
  * often, costs one; so does a node of PyTorch's graph that is an object of Python. An
  * attribute that a tensor hides is one reference each. A dict of hooks is held by the
- * tensor and by C++.
- */
+ * tensor and by C++. */
 static uint64_t
 join_forgive(const ph_join *join, uint32_t node, uint64_t left, uint32_t hidden_links)
 {

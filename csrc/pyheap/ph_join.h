@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A walk's graph, joined with what the collector does not see: references that only C++
+/* A walk's graph, joined with what the collector does not see: references that only C++
  * knows, and nodes that stand for what keeps objects alive (a running frame, a thread).
  * The caller's own objects are left out. The nodes of the walk keep their numbers;
  * added ones come after them. GIL held; nothing is created, nobody's Python runs. Valid
- * as long as the walk.
- */
+ * as long as the walk. */
 #ifndef PH_JOIN_H
 #define PH_JOIN_H
 
@@ -79,10 +77,8 @@ nt_status
 ph_join_borrow(ph_join *join, uint32_t source, uint32_t target, ph_edge_kind kind,
                const char *name, nt_error *err) NT_CHECKED;
 
-/*
- * The attributes of tensors that C++ holds too: the collector does not see these, or it
- * would take such a tensor for garbage. Before ph_join_close.
- */
+/* The attributes of tensors that C++ holds too: the collector does not see these, or it
+ * would take such a tensor for garbage. Before ph_join_close. */
 nt_status
 ph_join_tensors(ph_join *join, nt_error *err) NT_CHECKED;
 
@@ -102,11 +98,9 @@ ph_join_find_link(const ph_join *join, uint32_t source, uint32_t target);
 PyObject *
 ph_join_object(const ph_join *join, uint32_t node);
 
-/*
- * Objects with more references than the walk and the links account for: what C code, a
+/* Objects with more references than the walk and the links account for: what C code, a
  * running frame or C++ keeps. `outside` is initialised here for all nodes; the added
- * ones are no members.
- */
+ * ones are no members. */
 nt_status
 ph_join_outside(const ph_join *join, nt_bitset *outside, nt_error *err) NT_CHECKED;
 
@@ -128,11 +122,9 @@ ph_join_within(const ph_join *join, nt_bitset *within, uint32_t *cut,
 /* Modules, and threads with the frames that they run. Each frame and thread becomes a
  * node of a join. */
 
-/*
- * Adds every thread and frame with what it holds. The innermost frames of this thread
+/* Adds every thread and frame with what it holds. The innermost frames of this thread
  * whose file begins with `own` belong to the caller, and are left out. Before
- * ph_join_close.
- */
+ * ph_join_close. */
 nt_status
 ph_roots_add(ph_join *join, const char *own, nt_error *err) NT_CHECKED;
 

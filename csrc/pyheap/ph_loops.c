@@ -95,11 +95,9 @@ loop_is_inner(const loop_search *s, const ph_link *link)
            component == s->component[link->target];
 }
 
-/*
- * Whether the collector would see a link once all else let go of the cycle. It is shown
+/* Whether the collector would see a link once all else let go of the cycle. It is shown
  * a tensor's hooks, and the ctx of a Function written in Python, as soon as nothing but
- * the tensor holds the one, and nothing in C++ the other.
- */
+ * the tensor holds the one, and nothing in C++ the other. */
 static bool
 loop_shows(const loop_search *s, const ph_link *link)
 {
@@ -244,8 +242,8 @@ loop_add_tensor(loop_search *s, uint32_t node, nt_error *err)
 
 /* ---- the way round --------------------------------------------------------------- */
 
-/* The shortest way from the link's target to its source inside of the component, put
- * to the end of `queue`'s room backwards; returns its length, 0 where there is none. */
+/* The shortest way from the link's target to its source inside of the component, put to
+ * the end of `queue`'s room backwards; returns its length, 0 where there is none. */
 static uint32_t
 loop_way(loop_search *s, const ph_link *link, uint32_t *way, uint32_t room)
 {

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Cycles that PyTorch's graph has a part in: found in a join, with what each keeps, as
- * plain data. GIL held; nothing is created, nobody's Python runs.
- */
+/* Cycles that PyTorch's graph has a part in: found in a join, with what each keeps, as
+ * plain data. GIL held; nothing is created, nobody's Python runs. */
 #ifndef PH_LOOPS_H
 #define PH_LOOPS_H
 

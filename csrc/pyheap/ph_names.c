@@ -1198,10 +1198,8 @@ label_code(PyObject *object)
     return code != NULL && PyCode_Check(code) ? (PyCodeObject *)code : NULL;
 }
 
-/*
- * The first function that a class's body defines. A decorated one has its decorator's
- * code under another name, and a generated one has no file; both names are interned.
- */
+/* The first function that a class's body defines. A decorated one has its decorator's
+ * code under another name, and a generated one has no file; both names are interned. */
 static PyCodeObject *
 label_class_code(PyTypeObject *type)
 {

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Where torch keeps what, in bytes from the beginning of each object, and how that is
+/* Where torch keeps what, in bytes from the beginning of each object, and how that is
  * found out.
  *
  *     PyObject ── cdata ──> TensorImpl ── storage ──> StorageImpl
  *                              │  sizes, numel,          data, size, device
  *                              │  dtype, device
- *                              └─ autograd ──> AutogradMeta: grad_fn, requires_grad
- */
+ *                              └─ autograd ──> AutogradMeta: grad_fn, requires_grad */
 #include "ph_tensor.h"
 
 #include <stdio.h>
@@ -16,8 +14,8 @@
 
 #include "ph_fields.h"
 
-/* torch keeps sizes and strides of up to this many dimensions inside of the tensor:
- * a count, then the sizes, then the strides, each with room for five; more of them lie
+/* torch keeps sizes and strides of up to this many dimensions inside of the tensor: a
+ * count, then the sizes, then the strides, each with room for five; more of them lie
  * behind a pointer, the sizes first. */
 #define PH_LAYOUT_INLINE 5
 #define PH_DTYPES 256
@@ -83,14 +81,12 @@ ph_load_pointer(const uint8_t *at)
 
 /* ---- finding the layout ---------------------------------------------------------- */
 
-/*
- * Finding torch's layout: for each field the bytes of all probes are compared with
- * what torch says of them, from the object's beginning on, and the first place that
- * fits every probe is the field's. No more of an object is looked at than up to that
- * place, so that nothing outside of it is read unless torch has a field that is not
- * there at all; then the search ends within a window that is shorter than any of these
- * objects.
- */
+/* Finding torch's layout: for each field the bytes of all probes are compared with what
+ * torch says of them, from the object's beginning on, and the first place that fits
+ * every probe is the field's. No more of an object is looked at than up to that place,
+ * so that nothing outside of it is read unless torch has a field that is not there at
+ * all; then the search ends within a window that is shorter than any of these
+ * objects. */
 
 #define MOST_DIMS 12
 #define NOT_FOUND SIZE_MAX
@@ -827,12 +823,10 @@ ph_tensor_prepare(nt_error *err)
 
 /* ---- nodes of PyTorch's graph ---------------------------------------------------- */
 
-/*
- * Python's object for a node holds its address right behind the object's own head. A
+/* Python's object for a node holds its address right behind the object's own head. A
  * list of hooks is three words, first, end and end of room, all 0 while it is empty;
  * each entry is the address of an object of C++ that begins with the address of its
- * class's table, and then the dict.
- */
+ * class's table, and then the dict. */
 #define NODE_AT (sizeof(PyObject))
 
 /* Words of a node that are looked at: any node is larger, its lists lie before what its

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What a tensor is, read from its memory: no getter, no __torch_function__, nobody's
+/* What a tensor is, read from its memory: no getter, no __torch_function__, nobody's
  * Python runs, no Python object is made. Where the fields lie is learnt from torch
  * itself: probes with known facts are compared with the bytes of their TensorImpl and
- * StorageImpl, so that no header of torch is needed and a layout that is not
- * understood is refused. GIL held.
- */
+ * StorageImpl, so that no header of torch is needed and a layout that is not understood
+ * is refused. GIL held. */
 #ifndef PH_TENSOR_H
 #define PH_TENSOR_H
 
@@ -39,13 +37,11 @@ typedef struct ph_tensor {
     uint64_t use_count;     /* strong C++ references to the TensorImpl; 0: unknown */
 } ph_tensor;
 
-/*
- * Learns the layout from the torch that is imported (sys.modules["torch"]; importing
- * it is the caller's business) and checks it on other probes than those it was learnt
+/* Learns the layout from the torch that is imported (sys.modules["torch"]; importing it
+ * is the caller's business) and checks it on other probes than those it was learnt
  * from. NT_REFUSED with the reason where it can't be learnt. Runs Python and makes a
  * few hundred small tensors on the CPU and on "meta", no context on any device. Cheap
- * when called again.
- */
+ * when called again. */
 nt_status
 ph_tensor_prepare(nt_error *err) NT_CHECKED;
 
@@ -63,12 +59,10 @@ ph_tensor_check(PyObject *object);
 bool
 ph_tensor_check_node(PyObject *object);
 
-/*
- * The facts of an object for which ph_tensor_check holds, as they lie in memory: a
+/* The facts of an object for which ph_tensor_check holds, as they lie in memory: a
  * FakeTensor is on "meta", a wrapper has what the wrapper itself has, sizes that are
  * symbols are not known. False where it has no TensorImpl (half built, or already torn
- * down).
- */
+ * down). */
 bool
 ph_tensor_read(PyObject *object, ph_tensor *out);
 
@@ -83,11 +77,9 @@ ph_tensor_device_name(int16_t device_type);
 
 /* ---- nodes of PyTorch's graph ---------------------------------------------------- */
 
-/*
- * The hooks of a node of PyTorch's graph that is written in C++: dicts of Python that
+/* The hooks of a node of PyTorch's graph that is written in C++: dicts of Python that
  * nothing shows. Where a node keeps its lists of hooks is learnt from a node whose
- * memory is compared before and after hooks were put there.
- */
+ * memory is compared before and after hooks were put there. */
 
 #define PY_SSIZE_T_CLEAN
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A walk's arrays, and the index that turns an address into a node
+/* A walk's arrays, and the index that turns an address into a node
  * without touching the object.
  *
  * Few objects: a hash table of 32-bit words, a part of the hash beside the node, so
@@ -12,8 +11,7 @@
  * found through a hash table of chunks. Beside every 64 bits stands their rank, the
  * number of bits before them: node = rank + bits before the object's own.
  *
- *     address   | chunk number  | word, 4 bits | bit, 6 bits | 4 bits |
- */
+ *     address   | chunk number  | word, 4 bits | bit, 6 bits | 4 bits | */
 #include "ph_walk.h"
 
 #include <string.h>
@@ -195,10 +193,8 @@ walk_find_chunked(const walk_index *index, uintptr_t address)
                : word->rank + (uint32_t)__builtin_popcountll(word->bits & (bit - 1));
 }
 
-/*
- * Memory for `need` elements, whose old content is lost where it has to grow. An array
- * that is large enough keeps what it has.
- */
+/* Memory for `need` elements, whose old content is lost where it has to grow. An array
+ * that is large enough keeps what it has. */
 static nt_status
 walk_reserve(ph_heap *heap, void **array, size_t *capacity, size_t need, size_t element,
              nt_error *err)
@@ -468,10 +464,8 @@ edges_expands(PyObject *object)
             PyDict_CheckExact(object));
 }
 
-/*
- * The round over all objects. `visit` and `find` do the same; `find` is for exact
- * lists and tuples, the most frequent containers, whose tp_traverse is this loop.
- */
+/* The round over all objects. `visit` and `find` do the same; `find` is for exact lists
+ * and tuples, the most frequent containers, whose tp_traverse is this loop. */
 static inline __attribute__((always_inline)) void
 edges_each(edges_round *round, visitproc visit, py_compat_borrowed_visit give_back,
            uint32_t (*find)(const walk_index *, uintptr_t))
@@ -754,10 +748,8 @@ walk_set_bit(ph_heap *heap, walk_end *end, const ph_gc_link *link, nt_error *err
     return NT_OK;
 }
 
-/*
- * Sets the bits of the rest of a list, from `link` on, from both ends at a time: each
- * step along a list waits for memory, and so two waits overlap.
- */
+/* Sets the bits of the rest of a list, from `link` on, from both ends at a time: each
+ * step along a list waits for memory, and so two waits overlap. */
 static nt_status
 walk_list_chunked(ph_heap *heap, const ph_gc_link *link, const ph_gc_link *head,
                   uintptr_t *low_bits, nt_error *err)
@@ -1013,8 +1005,8 @@ walk_mark_roots(const ph_heap *heap, uint64_t *marks)
     return roots;
 }
 
-/* Marks what the roots reach. `left` nodes are not marked yet; returns how many are
- * not at the end. `stack` has room for `left`. */
+/* Marks what the roots reach. `left` nodes are not marked yet; returns how many are not
+ * at the end. `stack` has room for `left`. */
 static uint32_t
 walk_mark_reached(const ph_heap *heap, uint64_t *marks, uint32_t *stack, uint32_t left)
 {

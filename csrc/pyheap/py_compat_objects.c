@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The only file that includes the interpreter's own headers. They say where things lie;
- * nothing is laid out here a second time. 3.10 has all of it in its public headers.
- */
+/* The only file that includes the interpreter's own headers. They say where things lie;
+ * nothing is laid out here a second time. 3.10 has all of it in its public headers. */
 #if !defined(Py_BUILD_CORE)
 #define Py_BUILD_CORE 1 /* the internal headers refuse everybody else */
 #endif

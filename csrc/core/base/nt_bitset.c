@@ -102,8 +102,8 @@ nt_bitset_remove(nt_bitset *set, size_t number)
     }
 }
 
-/* Goes down to the member at the low or high end of what `number` of `level`
- * stands for. */
+/* Goes down to the member at the low or high end of what `number` of `level` stands
+ * for. */
 static size_t
 bitset_descend(const nt_bitset *set, unsigned level, size_t number, bool highest)
 {

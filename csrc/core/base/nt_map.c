@@ -97,8 +97,8 @@ nt_map_remove(nt_map *map, uint64_t key)
     if (value == NT_NONE) {
         return NT_NONE;
     }
-    /* Close the gap: move up every later entry of the run whose home is not
-     * behind the gap, so that no search stops early. */
+    /* Close the gap: move up every later entry of the run whose home is not behind the
+     * gap, so that no search stops early. */
     size_t gap = slot;
     for (size_t next = (gap + 1) & mask; map->entries[next].value != NT_NONE;
          next = (next + 1) & mask) {

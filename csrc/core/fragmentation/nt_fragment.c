@@ -53,8 +53,8 @@ fragment_rank(const nt_alloc *alloc, void *rows, size_t count, size_t element,
 static uint64_t
 fragment_group_hash(const nt_fragment *f, const nt_fragment_group *g)
 {
-    /* The object's own address takes part, so that no file can be made whose groups
-     * all meet in one place. */
+    /* The object's own address takes part, so that no file can be made whose groups all
+     * meet in one place. */
     uint64_t hash = nt_mix64((uint64_t)(uintptr_t)f ^ g->stream);
     hash = nt_mix64(hash ^ g->pool.first);
     hash = nt_mix64(hash ^ g->pool.second);
@@ -108,11 +108,9 @@ fragment_whole_pages(uint64_t offset, uint64_t size, uint64_t page)
     return size < head ? 0 : (size - head) / page * page;
 }
 
-/*
- * What empty_cache() gives back of a segment. It first waits for the blocks that are
+/* What empty_cache() gives back of a segment. It first waits for the blocks that are
  * pending and frees them, so that they are one with the free blocks next to them. Then
- * an ordinary segment goes as a whole or not at all, an expandable one page by page.
- */
+ * an ordinary segment goes as a whole or not at all, an expandable one page by page. */
 static uint64_t
 fragment_reclaimable(const nt_fragment *f, const nt_layout *layout, uint32_t segment)
 {
@@ -361,8 +359,8 @@ nt_fragment_fits(const nt_fragment *f, int32_t device, nt_pool_id pool, uint64_t
     }
     const uint64_t rounded = nt_round_size(&f->settings, nbytes);
     const uint8_t kind = nt_is_small(rounded) ? NT_POOL_SMALL : NT_POOL_LARGE;
-    /* The allocator looks at the smallest block that is large enough, and only at
-     * that one: if the oversize rules keep it back, nothing else is tried. */
+    /* The allocator looks at the smallest block that is large enough, and only at that
+     * one: if the oversize rules keep it back, nothing else is tried. */
     uint64_t best = UINT64_MAX;
     for (size_t i = 0; i < f->place_count; i++) {
         const fragment_place *p = &f->places[i];

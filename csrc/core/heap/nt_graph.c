@@ -44,8 +44,7 @@ graph_queue_look_ahead(const graph_queue *queue, const nt_graph *graph, size_t a
     }
 }
 
-/*
- * Components after Tarjan, 1972, with the memory of Pearce, 2016: the result array
+/* Components after Tarjan, 1972, with the memory of Pearce, 2016: the result array
  * itself tells how far a node has come, and the two stacks of the search share one
  * array from its two ends, because no node is on both.
  *
@@ -57,8 +56,7 @@ graph_queue_look_ahead(const graph_queue *queue, const nt_graph *graph, size_t a
  *                    NT_NONE              left out
  *
  * As what is known or left out exceeds what is seen, taking the smallest value of all
- * targets ignores it without a question. In the end the numbers are turned round.
- */
+ * targets ignores it without a question. In the end the numbers are turned round. */
 
 #define COMPONENTS_FIRST (NT_NONE - 1)
 
@@ -503,9 +501,9 @@ done:
 /* ---- the shortest ways in ----
  *
  * The stem is what all chains have in common: the node asked about, and above it one
- * referrer after the other through which alone a root can be reached. The chains
- * part at its tip. Each is a search of its own, upwards in breadth from the referrers
- * of the tip through which no chain goes yet, to the first root:
+ * referrer after the other through which alone a root can be reached. The chains part
+ * at its tip. Each is a search of its own, upwards in breadth from the referrers of the
+ * tip through which no chain goes yet, to the first root:
  *
  *     root        root  root
  *       \          |     |
@@ -517,8 +515,7 @@ done:
  *
  * A search that finds no root has gone through all that is above its beginnings; none
  * of that is ever looked at again. So only the searches that find something, of which
- * there are at most `most`, repeat work.
- */
+ * there are at most `most`, repeat work. */
 
 typedef struct paths_search {
     const nt_graph *reversed;
@@ -733,8 +730,7 @@ nt_graph_paths_free(const nt_graph *reversed, nt_graph_path *paths, uint32_t cou
     nt_release(&reversed->alloc, paths, count * sizeof *paths);
 }
 
-/*
- * Dominators after Lengauer and Tarjan, 1979, the version with path compression only.
+/* Dominators after Lengauer and Tarjan, 1979, the version with path compression only.
  *
  * Nodes are looked at by their number in the order of a search in depth, from 1 on; 0
  * is the outside, which refers to every root. A number's semidominator is the smallest
@@ -742,16 +738,15 @@ nt_graph_paths_free(const nt_graph *reversed, nt_graph_path *paths, uint32_t cou
  * off from the largest down, and those that are done hang in a forest under their
  * parents in the search, in which a path is shortened whenever it is walked.
  *
- * Four fields a number serve all of it, because those that share one live one after
- * the other:
+ * Four fields a number serve all of it, because those that share one live one after the
+ * other:
  *
  *     parent    parent in the search; once done, a forest ancestor
  *     best      once done: the number of least semidominator on the way to `parent`
  *     semi      during the search the next edge; until done, the first of the numbers
  *               whose semidominator this is; once done, the semidominator of `best`
  *     dominator until done, the smallest referrer known; then the next number of the
- *               same semidominator; in the end the dominator
- */
+ *               same semidominator; in the end the dominator */
 
 /* On `dominator`: not this number but that one's dominator, to be looked up when that
  * is known. */
@@ -872,11 +867,9 @@ dominators_collect_referrers(dominators_state *s, nt_error *err)
     return NT_OK;
 }
 
-/*
- * The entry of `number`, which is done, after its way up was cut short: its parent is
- * then the first on the way that is not done (at most `limit`). On the way up each
- * step is turned to point back, so that the way down needs no stack.
- */
+/* The entry of `number`, which is done, after its way up was cut short: its parent is
+ * then the first on the way that is not done (at most `limit`). On the way up each step
+ * is turned to point back, so that the way down needs no stack. */
 static const dominators_entry *
 dominators_shorten(dominators_entry *entries, uint32_t number, uint32_t limit)
 {

@@ -544,10 +544,8 @@ enum { STEPS_ROUNDS = 8 };
 /* Frames that are looked through from the outermost on. */
 enum { STEPS_DEEPEST = 64 };
 
-/*
- * A level of the calls: all stacks that begin with the stack `outer`, whose frames are
- * one fewer than `depth`. The function that `outer` calls most is looked at.
- */
+/* A level of the calls: all stacks that begin with the stack `outer`, whose frames are
+ * one fewer than `depth`. The function that `outer` calls most is looked at. */
 typedef struct steps_level {
     uint32_t outer, depth;
     uint32_t name, filename; /* of the function */
@@ -772,8 +770,8 @@ steps_choose(const steps_tree *tree, const steps_level *level)
     return found;
 }
 
-/* Edges where a loop begins another round; the last round ends with the last
- * allocation of its function, and what is freed behind that. */
+/* Edges where a loop begins another round; the last round ends with the last allocation
+ * of its function, and what is freed behind that. */
 static nt_status
 steps_cut_loop(steps_work *w, steps_tree *tree, const steps_found_loop *loop,
                nt_error *err)
@@ -888,12 +886,10 @@ steps_key(const steps_work *w, size_t event)
     return (uint32_t)nt_mix64(nt_mix64(what) + w->size[event]);
 }
 
-/*
- * The shortest period of the longest run of events that ends before `end` and has
+/* The shortest period of the longest run of events that ends before `end` and has
  * enough rounds; 0: there is none. *length: of the run. `borders` has room for `end`:
  * by the prefix function of the events read backwards, as in Knuth, Morris and Pratt,
- * SIAM J. on Computing 6, 1977.
- */
+ * SIAM J. on Computing 6, 1977. */
 static size_t
 steps_period(const uint32_t *keys, size_t end, uint32_t *borders, size_t *length)
 {
@@ -1006,10 +1002,8 @@ nt_steps_mark_stacks(const nt_snapshot *snapshot, size_t device, uint8_t *marks)
     return found;
 }
 
-/*
- * Each event's role. Autograd's threads have no Python frames: where the trace has a
- * backward pass, events without a stack are of it.
- */
+/* Each event's role. Autograd's threads have no Python frames: where the trace has a
+ * backward pass, events without a stack are of it. */
 static nt_status
 steps_set_roles(steps_work *w, const uint8_t *roles, nt_error *err)
 {

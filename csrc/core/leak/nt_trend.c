@@ -3,13 +3,11 @@
 
 #include <string.h>
 
-/*
- * The rule. A series grows where its own rank test shows a rise, and the medians, the
+/* The rule. A series grows where its own rank test shows a rise, and the medians, the
  * floors and the late floors of its twelfths each rise by a Mann-Kendall deviate above
  * TREND_GROWS. Floors that rise to the end are what a leak has and noise, bursts and
  * garbage do not. A driftless random walk has them in one of twelve cases, a leak in 99
- * of 100 at 2.8; at 3.5 it is one walk in 28 and 97 leaks of 100.
- */
+ * of 100 at 2.8; at 3.5 it is one walk in 28 and 97 leaks of 100. */
 #define TREND_GROWS 2.8
 
 /* The rank test's deviate from which on a rise is notable: the 2.5 % point of the
@@ -180,10 +178,8 @@ trend_slope(trend_work *w, const double *values, size_t n)
     return trend_middle(w, trend_pairs(w, values, n, &signs));
 }
 
-/*
- * The variance of the Mann-Kendall sum where nothing grows; t equal values take
- * t (t - 1) (2 t + 5) / 18 off. The values in `scratch` come into another order.
- */
+/* The variance of the Mann-Kendall sum where nothing grows; t equal values take t (t -
+ * 1) (2 t + 5) / 18 off. The values in `scratch` come into another order. */
 static double
 trend_variance(double *scratch, size_t n)
 {
@@ -389,10 +385,8 @@ trend_add_cut(trend_cuts *cuts, size_t at)
 /* What z is fitted with besides: nothing, a line, a line that bends. */
 enum { TREND_FLAT, TREND_LINE, TREND_BENT };
 
-/*
- * What z is fitted with by least squares: its mean, line, bend, and steps. A step
- * before point k of y is, in z, 1 at k - 1 and what memory leaves of 1 behind it.
- */
+/* What z is fitted with by least squares: its mean, line, bend, and steps. A step
+ * before point k of y is, in z, 1 at k - 1 and what memory leaves of 1 behind it. */
 typedef struct trend_model {
     double memory;
     size_t m;     /* items of z */
@@ -606,11 +600,9 @@ trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *cut
 
 /* ---- warm-up, bursts, saw-teeth ------------------------------------------- */
 
-/*
- * A change is a jump at so many standard deviations of single changes: among a thousand
+/* A change is a jump at so many standard deviations of single changes: among a thousand
  * changes of normal noise there is none in a million series. A fall of a saw-tooth is
- * more than noise that remembers wanders off in all.
- */
+ * more than noise that remembers wanders off in all. */
 #define TREND_JUMP 6.0
 #define TREND_FALL 8.0
 
@@ -635,8 +627,8 @@ trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *cut
 enum { TREND_FASTER = 3 };
 
 /* Garbage piles up all the time. What stays within the first fifth of its rise for more
- * than two fifths of the time to the next fall is at rest: an evaluation comes now
- * and then, and gives back what it made. */
+ * than two fifths of the time to the next fall is at rest: an evaluation comes now and
+ * then, and gives back what it made. */
 #define TREND_REST_SHARE 0.2
 #define TREND_REST_TIME 0.4
 
@@ -1095,8 +1087,8 @@ trend_eighth(const double *y, size_t n)
 /* ---- the rule ------------------------------------------------------------- */
 
 /* A bend of so many standard errors is one: half of a hundredth of straight lines have
- * it. Behind a warm-up that came to its level little by little a twentieth is enough.
- */
+ * it. Behind a warm-up that came to its level little by little a twentieth is
+ * enough. */
 #define TREND_BEND 2.6
 #define TREND_BENT_AFTER 1.7
 
@@ -1352,11 +1344,9 @@ trend_settle(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tren
     }
 }
 
-/*
- * Tests x[out->warmup ..] and decides whether that grows. Growth that levels off is set
+/* Tests x[out->warmup ..] and decides whether that grows. Growth that levels off is set
  * aside, and the rest is reported: the part of it that goes on without slowing may be
- * growth.
- */
+ * growth. */
 static void
 trend_judge(trend_work *w, const double *x, size_t n, nt_trend *out)
 {

@@ -59,11 +59,9 @@ typedef struct cupti_buffer {
     struct cupti_buffer *next;
 } cupti_buffer;
 
-/*
- * CUPTI's callbacks have no argument of the caller's, and may come after the end of the
+/* CUPTI's callbacks have no argument of the caller's, and may come after the end of the
  * tracker that they were registered for: what they need is static. Nothing of CUPTI but
- * the reading of a buffer is called with the lock held.
- */
+ * the reading of a buffer is called with the lock held. */
 static pthread_mutex_t cupti_mutex = PTHREAD_MUTEX_INITIALIZER;
 static nt_cupti *cupti_current;   /* guard: cupti_mutex; NULL: none is on */
 static cupti_buffer *cupti_spare; /* guard: cupti_mutex */

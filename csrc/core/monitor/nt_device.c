@@ -463,11 +463,9 @@ device_list(nt_device *d, nt_error *err)
     return NT_OK;
 }
 
-/*
- * The drivers of CUDA 12.2 before its update 2 (535.43 to 535.86; 535.98 has no v3)
+/* The drivers of CUDA 12.2 before its update 2 (535.43 to 535.86; 535.98 has no v3)
  * fill rows of 32 bytes under the name of v3, and tell nobody: those are left alone.
- * Their v2 is as it always was.
- */
+ * Their v2 is as it always was. */
 static void
 device_drop_other_lists(nt_device *d)
 {

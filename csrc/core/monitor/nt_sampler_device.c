@@ -229,11 +229,9 @@ growth_close(nt_sampler_growth *g, uint64_t window_us)
            (double)window_us;
 }
 
-/*
- * How fast the floor of allocated rises, into *out when a slot ends: the lowest of the
+/* How fast the floor of allocated rises, into *out when a slot ends: the lowest of the
  * window's later half less the lowest of its earlier half. A saw-tooth that is no
- * longer than half of the window has no growth.
- */
+ * longer than half of the window has no growth. */
 static void
 growth_add(nt_sampler_growth *g, uint64_t window_us, uint64_t allocated,
            uint64_t time_us, double *out)

@@ -273,11 +273,10 @@ raster_row_share(const nt_raster_rows *rows, uint32_t row)
                                : rows->span;
 }
 
-/*
- * States and addresses as pixels. A distance from the view's edge, times the number of
+/* States and addresses as pixels. A distance from the view's edge, times the number of
  * pixels, counts in fractions of which a pixel has as many as the view has positions:
- * whole numbers, so that what lies on the border between two pixels is never in doubt.
- */
+ * whole numbers, so that what lies on the border between two pixels is never in
+ * doubt. */
 
 /* Stretches of states whose columns are known, for a search to begin with: few enough
  * to stay in the processor's nearest cache. */
@@ -343,8 +342,8 @@ view_clamp(const nt_raster_time *time, uint64_t at)
     return at < time->x_first ? time->x_first : at > time->x_end ? time->x_end : at;
 }
 
-/* Positions rise, and most states are narrower than a pixel: it rarely takes a
- * division to see how far the next one is from the last. */
+/* Positions rise, and most states are narrower than a pixel: it rarely takes a division
+ * to see how far the next one is from the last. */
 static void
 raster_time_step(const nt_raster_time *time, nt_raster_place *place)
 {
@@ -450,11 +449,9 @@ raster_scale_of(const nt_raster *r, const nt_raster_view *view)
     };
 }
 
-/*
- * The address axis, and what stands on it. With a filter, which segment a block lies in
+/* The address axis, and what stands on it. With a filter, which segment a block lies in
  * is told by a sweep over the states: a set of the segments that stand, numbered by
- * address, in which the last one at or below the block's address is looked up.
- */
+ * address, in which the last one at or below the block's address is looked up. */
 
 /* The address behind `size` bytes at `address`; the last one where that would wrap. */
 static uint64_t
@@ -794,12 +791,10 @@ done:
     return status;
 }
 
-/*
- * Shares of pixels, and what they have seen. Each row of pixels knows how much of it is
+/* Shares of pixels, and what they have seen. Each row of pixels knows how much of it is
  * in blocks and how much is reserved, in whole fractions; a sweep over the states
  * changes these with what begins and ends, and before a row changes, what it was is
- * written into the pixels of the time since its last change.
- */
+ * written into the pixels of the time since its last change. */
 
 /* A row of pixels while the sweep passes. */
 typedef struct sums_row {
@@ -816,8 +811,8 @@ typedef struct sums_sweep {
     nt_raster_place now;
     sums_row *rows;
     double per_area; /* turns fractions times fractions into a share of a pixel */
-    /* The items that begin or end with each of the view's states but the first, as
-     * item * 2 + (1 at its end): those of its state s are changes[change_first[s]] to
+    /* The items that begin or end with each of the view's states but the first, as item
+     * * 2 + (1 at its end): those of its state s are changes[change_first[s]] to
      * changes[change_first[s + 1] - 1]. */
     uint32_t *changes, *change_first;
     size_t change_count;
@@ -1098,10 +1093,8 @@ done:
     return status;
 }
 
-/*
- * The planes of a view: what is reserved, and the largest blocks, which are painted one
- * by one.
- */
+/* The planes of a view: what is reserved, and the largest blocks, which are painted one
+ * by one. */
 
 /* Where a pixel of a column begins, from the view's first position: it sees what begins
  * before the next one's `begin` and ends behind its own `reach`. These differ by one
@@ -1179,10 +1172,8 @@ draw_items(const draw_job *d, uint64_t *keys, size_t i, size_t end, uint32_t *fi
     }
 }
 
-/*
- * The same of items that only one column sees: into `keys`, which are that column's.
- * Few blocks are higher than two pixels; which are in one is not to be foreseen.
- */
+/* The same of items that only one column sees: into `keys`, which are that column's.
+ * Few blocks are higher than two pixels; which are in one is not to be foreseen. */
 static inline void
 draw_in_column(const draw_job *d, uint64_t *keys, size_t i, size_t end, bool is_plain)
 {
@@ -1236,11 +1227,9 @@ draw_put_column(const draw_job *d, uint64_t *keys, uint64_t *of_column, uint32_t
     }
 }
 
-/*
- * Paints each block over the smaller ones in the pixels that see it, chunk after chunk.
+/* Paints each block over the smaller ones in the pixels that see it, chunk after chunk.
  * Where a column has many states, most chunks are seen by one column only: these are
- * painted side by side, since pixels above each other lie on pages of their own.
- */
+ * painted side by side, since pixels above each other lie on pages of their own. */
 static void
 draw_keys(const draw_job *d, uint64_t *keys, uint64_t *of_column)
 {

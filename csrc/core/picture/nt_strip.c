@@ -267,8 +267,8 @@ strip_add_extra(nt_strip *strip, uint32_t row, int32_t event, bool ends, nt_erro
     return NT_OK;
 }
 
-/* Several rows may come and go with one event of a trace that lost some; an event
- * knows one of them. */
+/* Several rows may come and go with one event of a trace that lost some; an event knows
+ * one of them. */
 static nt_status
 strip_find_extras(nt_strip *strip, nt_error *err)
 {

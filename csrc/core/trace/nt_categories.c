@@ -110,11 +110,9 @@ categories_scratch(categories *c)
     }
 }
 
-/*
- * Tensors that the program makes itself and that are as large as its gradients: masters
+/* Tensors that the program makes itself and that are as large as its gradients: masters
  * in fp32 and the averages of parameters are kept, the gradients of masters are made
- * after a backward pass and replaced by the next.
- */
+ * after a backward pass and replaced by the next. */
 
 /* What the rows of one stack amount to, in requested bytes. */
 typedef struct copies_of_stack {
@@ -280,10 +278,9 @@ categories_count(categories *c, nt_map *map, uint64_t key)
     return nt_map_set(map, key, categories_counted(map, key) + 1, c->err);
 }
 
-/*
- * Parameters that a line of the program makes, in the __init__ of a module of its own
- * say: kept to the end, and as large as gradients for which there is no parameter yet.
- */
+/* Parameters that a line of the program makes, in the __init__ of a module of its own
+ * say: kept to the end, and as large as gradients for which there is no parameter
+ * yet. */
 static nt_status
 copies_find_made(categories *c)
 {
@@ -375,12 +372,10 @@ categories_workspace(uint64_t asked)
     return kind;
 }
 
-/*
- * Drops workspaces from the survivors of one pass, rows first .. end - 1. What is as
+/* Drops workspaces from the survivors of one pass, rows first .. end - 1. What is as
  * large as a workspace and never freed may be one. The pass keeps as many of these as
  * modules have built tensors of that size, the last ones: a workspace is made by the
- * first operation that needs it.
- */
+ * first operation that needs it. */
 static void
 backward_drop_workspaces(categories *c, size_t first, size_t end)
 {
@@ -581,12 +576,10 @@ backward_of_size(const categories *c, const nt_map *there, size_t copies, size_t
                : NT_RULE_NONE;
 }
 
-/*
- * What was there before the trace began: its stack tells, its end, or its size. With
+/* What was there before the trace began: its stack tells, its end, or its size. With
  * two or three of which nobody knows more for each gradient, most are the optimizer's
  * state, and nothing in the file tells a parameter from a state of its size: in some
- * programs the parameters have the lowest addresses, in others the highest.
- */
+ * programs the parameters have the lowest addresses, in others the highest. */
 static nt_status
 backward_preexisting(categories *c)
 {

@@ -78,10 +78,8 @@ events_grow_column(nt_events *events, size_t i, size_t need, nt_error *err)
     return NT_OK;
 }
 
-/*
- * The optional column `i` is wanted: filled up to `rows` with the value that
- * stands for "absent" (all bits set for string ids, else zero).
- */
+/* The optional column `i` is wanted: filled up to `rows` with the value that stands for
+ * "absent" (all bits set for string ids, else zero). */
 static nt_status
 events_want_column(nt_events *events, size_t i, size_t rows, nt_error *err)
 {

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The trace events of a snapshot as columns. Columns that only newer PyTorch
- * writes come into being when the first event needs them.
- */
+/* The trace events of a snapshot as columns. Columns that only newer PyTorch writes
+ * come into being when the first event needs them. */
 #ifndef NT_EVENTS_H
 #define NT_EVENTS_H
 
@@ -10,8 +8,8 @@
 #include "base/nt_map.h"
 #include "trace/nt_layout.h"
 
-/* Trace actions under PyTorch's names. Codes from NT_ACTION_COUNT on stand for
- * actions that only the file names: see nt_snapshot_action_name. */
+/* Trace actions under PyTorch's names. Codes from NT_ACTION_COUNT on stand for actions
+ * that only the file names: see nt_snapshot_action_name. */
 typedef enum nt_action {
     NT_ACTION_ALLOC,
     NT_ACTION_FREE_REQUESTED,

@@ -34,10 +34,9 @@ invariants_note(nt_invariants_notes *notes, nt_broken kind, int32_t device,
     note->bytes += bytes;
 }
 
-/*
- * The events of a file by themselves. A long trace is looked through in passes over
- * whole columns that only tell whether anything is wrong; what is, is looked for then.
- */
+/* The events of a file by themselves. A long trace is looked through in passes over
+ * whole columns that only tell whether anything is wrong; what is, is looked for
+ * then. */
 
 /* Gives the snapshot what was counted. */
 static nt_status

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A layout: which block is where in which segment at one moment, as columns.
- * A snapshot's end state is one; the timeline makes one for any event.
- */
+/* A layout: which block is where in which segment at one moment, as columns. A
+ * snapshot's end state is one; the timeline makes one for any event. */
 #ifndef NT_LAYOUT_H
 #define NT_LAYOUT_H
 
@@ -52,8 +50,8 @@ typedef struct nt_block {
     uint32_t stack;
 } nt_block;
 
-/* Never NULL where count > 0. The blocks of segment i are the rows
- * block_first[i] .. block_first[i] + block_count[i] - 1, in the file's order. */
+/* Never NULL where count > 0. The blocks of segment i are the rows block_first[i] ..
+ * block_first[i] + block_count[i] - 1, in the file's order. */
 typedef struct nt_segment_columns {
     size_t count;
     int32_t *device;
@@ -88,11 +86,9 @@ typedef struct nt_layout {
     nt_block_columns blocks;
 } nt_layout;
 
-/*
- * Checks the allocator's invariants of a layout: blocks contiguous, inside
- * their segment and adding up to it, sums equal to the segment's own figures.
- * Returns the first row of a segment that breaks one, or NT_NONE.
- */
+/* Checks the allocator's invariants of a layout: blocks contiguous, inside their
+ * segment and adding up to it, sums equal to the segment's own figures. Returns the
+ * first row of a segment that breaks one, or NT_NONE. */
 uint32_t
 nt_layout_check(const nt_layout *layout);
 
@@ -103,14 +99,14 @@ typedef struct nt_pool_stats {
     uint64_t requested_bytes;
 } nt_pool_stats;
 
-/* out[NT_POOL_SMALL], out[NT_POOL_LARGE]: summed over the device's segments by
- * the rules of PyTorch's memory_stats(). */
+/* out[NT_POOL_SMALL], out[NT_POOL_LARGE]: summed over the device's segments by the
+ * rules of PyTorch's memory_stats(). */
 void
 nt_layout_stats(const nt_layout *layout, int32_t device,
                 nt_pool_stats out[NT_POOL_KIND_COUNT]);
 
-/* Layouts that are built outside a snapshot (by the timeline). A zeroed layout
- * is valid and empty; rows are added as to a snapshot. */
+/* Layouts that are built outside a snapshot (by the timeline). A zeroed layout is valid
+ * and empty; rows are added as to a snapshot. */
 nt_status
 nt_layout_add_segment(nt_layout *layout, const nt_alloc *alloc, size_t *capacity,
                       const nt_segment *segment, nt_error *err) NT_CHECKED;

@@ -53,10 +53,8 @@ struct nt_live_builder {
     nt_error *err;
 };
 
-/*
- * Live blocks by address in an open-addressing table of fixed size. What is removed
- * leaves no mark: the blocks behind it that are not at home move up.
- */
+/* Live blocks by address in an open-addressing table of fixed size. What is removed
+ * leaves no mark: the blocks behind it that are not at home move up. */
 
 typedef struct blocks_row {
     uint64_t address; /* 0: an empty slot */
@@ -304,13 +302,11 @@ live_blocks_emit(const nt_live_blocks *blocks, nt_live_builder *builder, int32_t
     return failed;
 }
 
-/*
- * Line tables of CPython's code objects. That of 3.10 is pairs of bytes: how far the
+/* Line tables of CPython's code objects. That of 3.10 is pairs of bytes: how far the
  * range goes, and the step of the line (-128: no line). From 3.11 on an entry is a byte
  * with the top bit set, its kind and its length in code units, and then bytes without
  * the top bit: the step of the line as a varint for some kinds, implied by the others.
- * A table that leaves the lines that CPython can have is damaged, and has no line.
- */
+ * A table that leaves the lines that CPython can have is damaged, and has no line. */
 
 /* Kinds of entries from 3.11 on; below LINES_ONE_LINE the line does not step. */
 enum {
@@ -392,10 +388,8 @@ nt_live_line(const nt_ring_code *code, uint32_t lasti)
     }
 }
 
-/*
- * The entries of a ring as the events of a snapshot. The ring's own ids of stacks and
- * texts become the snapshot's when they are first met; lines are found then.
- */
+/* The entries of a ring as the events of a snapshot. The ring's own ids of stacks and
+ * texts become the snapshot's when they are first met; lines are found then. */
 
 /* Bytes that a name in a frame may have; longer ones are cut. Python's own limit for a
  * path is 4096 in practice. */

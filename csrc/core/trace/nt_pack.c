@@ -851,12 +851,10 @@ pack_get_notes(nt_pack_in *in)
     return pack_get_table(in, &rows_ignored);
 }
 
-/*
- * Events. Where memory is comes back all the time: a free names what was allocated, and
+/* Events. Where memory is comes back all the time: a free names what was allocated, and
  * an allocation takes what was freed or begins where another one ends. So an address is
  * how many allocations, or frees, ago it was seen, and a free has the size of what it
- * frees.
- */
+ * frees. */
 
 /* Where an address was seen before. */
 enum {

@@ -211,12 +211,10 @@ passes_add_backward(nt_passes *p, nt_span span, nt_error *err)
     return NT_OK;
 }
 
-/*
- * Finds the backward passes: runs of events in one, joined over what allocates nothing
+/* Finds the backward passes: runs of events in one, joined over what allocates nothing
  * (another thread's lines and the scaler's may come between; a pass ends where the
  * program goes on) and over what is made for passes of either direction, without those
- * that allocate nothing themselves.
- */
+ * that allocate nothing themselves. */
 static nt_status
 passes_find_backward(nt_passes *p, const uint8_t *action, nt_error *err)
 {

@@ -61,11 +61,9 @@ enum {
     OP_BYTEARRAY8 = 0x96,
 };
 
-/*
- * One step of a record's form as it was seen last: the bytes of the opcode that
- * fetched the key, and of a short string that was its value. The next record is
- * held against them before anything is decoded.
- */
+/* One step of a record's form as it was seen last: the bytes of the opcode that fetched
+ * the key, and of a short string that was its value. The next record is held against
+ * them before anything is decoded. */
 typedef struct nt_pickle_step {
     uint64_t key_bytes, key_mask;
     uint64_t text_bytes, text_mask; /* mask 0: no short string seen */
@@ -78,10 +76,8 @@ typedef struct nt_pickle_step {
 /* Steps of the longest form that is remembered. */
 #define NT_PICKLE_MOST_STEPS 16
 
-/*
- * A list of fetched records as it was seen last: the bytes from its first item up to
- * APPENDS. The same bytes are the same sequence, as long as the memo entries stand.
- */
+/* A list of fetched records as it was seen last: the bytes from its first item up to
+ * APPENDS. The same bytes are the same sequence, as long as the memo entries stand. */
 #define NT_PICKLE_SEEN 64
 #define NT_PICKLE_SEEN_BYTES 120
 
@@ -126,10 +122,8 @@ typedef struct nt_pickle_part {
 #define NT_PICKLE_HOLES 12 /* of each kind */
 #define NT_PICKLE_FORM 192 /* bytes, with the padding */
 
-/*
- * A form of whole records. Parts follow each other with one open value between them;
- * the last one ends with SETITEMS.
- */
+/* A form of whole records. Parts follow each other with one open value between them;
+ * the last one ends with SETITEMS. */
 typedef struct nt_pickle_template {
     uint8_t bytes[NT_PICKLE_FORM], masks[NT_PICKLE_FORM];
     nt_pickle_hole holes[NT_HOLE_KINDS][NT_PICKLE_HOLES];
@@ -236,10 +230,8 @@ pickle_set_limit(nt_pickle *p)
     }
 }
 
-/*
- * `count` bytes are at source->next .. limit. When the input ends before them,
- * p->truncated is set and NT_MALFORMED returned.
- */
+/* `count` bytes are at source->next .. limit. When the input ends before them,
+ * p->truncated is set and NT_MALFORMED returned. */
 static nt_status
 pickle_need_slow(nt_pickle *p, uint64_t count)
 {
@@ -302,8 +294,8 @@ pickle_is_element(const nt_pickle *p, nt_value value)
 /* Bytes looked at behind a record: two opcodes with arguments of four bytes. */
 #define NT_FAST_AHEAD 10
 
-/* What a fast function came to: it read its piece, or the piece is not of the
- * expected form, or the machine failed (p->err says). */
+/* What a fast function came to: it read its piece, or the piece is not of the expected
+ * form, or the machine failed (p->err says). */
 typedef enum nt_fast { NT_FAST_DONE, NT_FAST_OTHER, NT_FAST_FAILED } nt_fast;
 
 /* Leaves a fast function unless the piece was read. */
@@ -356,10 +348,8 @@ pickle_grow_memo(nt_pickle *p, size_t need)
                    sizeof(nt_value), p->err);
 }
 
-/*
- * A memo opcode, if one is at *at, stores `value`. Only the entry next in line:
- * then taking back is cutting the memo to its old length.
- */
+/* A memo opcode, if one is at *at, stores `value`. Only the entry next in line: then
+ * taking back is cutting the memo to its old length. */
 static inline nt_fast
 pickle_fast_memo(nt_pickle *p, const uint8_t **at, nt_value value)
 {
@@ -573,10 +563,8 @@ pickle_fast_width(const uint8_t *at)
                                  : 2 + (size_t)at[1];
 }
 
-/*
- * Whether the dict before `at` is whole: what follows its SETITEMS, and a memo opcode,
- * is the next item or the end of a list. Anything else might be more pairs for it.
- */
+/* Whether the dict before `at` is whole: what follows its SETITEMS, and a memo opcode,
+ * is the next item or the end of a list. Anything else might be more pairs for it. */
 static inline bool
 pickle_fast_is_whole(const nt_pickle *p, const uint8_t *at)
 {
@@ -598,8 +586,8 @@ pickle_fast_is_whole(const nt_pickle *p, const uint8_t *at)
     return index < p->memo_count && nt_value_tag_of(p->memo[index]) != NT_VALUE_STRING;
 }
 
-/* A pair of a record that has been read: where its key and value lie, the number of
- * the key among the visitor's or another string id, and what its value is. */
+/* A pair of a record that has been read: where its key and value lie, the number of the
+ * key among the visitor's or another string id, and what its value is. */
 typedef struct nt_fast_pair {
     const uint8_t *key, *value, *end;
     nt_value is;
@@ -653,11 +641,9 @@ pickle_refuse(nt_pickle *p, uint8_t opcode)
                    name);
 }
 
-/*
- * Dicts that are records. Opcode by opcode they arrive as ordinary dicts and are
- * turned into records when they are placed. A trace repeats one form a million
- * times, though: pickle_fast_records reads that form.
- */
+/* Dicts that are records. Opcode by opcode they arrive as ordinary dicts and are turned
+ * into records when they are placed. A trace repeats one form a million times, though:
+ * pickle_fast_records reads that form. */
 
 /* NT_LIMIT if `item`, which was placed, is one of the dicts that are bounded, and the
  * list holds too many with the `waiting` items that are still to be appended. */
@@ -679,8 +665,8 @@ pickle_check_bound(nt_pickle *p, nt_value list, size_t waiting, nt_value item)
                    bound->name);
 }
 
-/* Whether what comes next is another dict or the end of a list, a frame's head
- * aside: then the dict on top of the stack is whole. */
+/* Whether what comes next is another dict or the end of a list, a frame's head aside:
+ * then the dict on top of the stack is whole. */
 static nt_status
 record_peek_item_end(nt_pickle *p, bool *ends)
 {
@@ -715,11 +701,9 @@ pickle_settle(nt_pickle *p)
                                            p->stack_count - floor, *top);
 }
 
-/*
- * Whole records held against one that was read before. Most bytes of an event are those
+/* Whole records held against one that was read before. Most bytes of an event are those
  * of the event before it: opcodes, keys, strings that stay. They are compared a word at
- * a time, and only what stands between them is decoded.
- */
+ * a time, and only what stands between them is decoded. */
 
 /* The longest string that is taken for one that stays. */
 #define TEMPLATE_TEXT 16
@@ -1279,8 +1263,8 @@ fast_remember(nt_pickle *p, const uint8_t *bytes, const uint8_t *end, nt_value s
     memcpy(seen->bytes, bytes, length);
 }
 
-/* The items of a list at *at, all of them records of the sequence kind, behind its
- * mark if it has one, and what appends them. */
+/* The items of a list at *at, all of them records of the sequence kind, behind its mark
+ * if it has one, and what appends them. */
 static nt_fast
 fast_items(nt_pickle *p, const uint8_t **at, bool marked, nt_value *out)
 {
@@ -1448,10 +1432,8 @@ pickle_template_read(nt_pickle *p, const uint8_t **at, nt_value *out)
 
 /* Learning a form ---------------------------------------------------------- */
 
-/*
- * Records that lie whole in the window, read pair by pair straight into fields: the
- * keys are held against the form of the record before, and nothing becomes a dict.
- */
+/* Records that lie whole in the window, read pair by pair straight into fields: the
+ * keys are held against the form of the record before, and nothing becomes a dict. */
 
 /* Where the fast way wants the window to reach, so that records seldom straddle. */
 #define FAST_WINDOW ((size_t)4096)
@@ -1493,11 +1475,9 @@ fast_record(nt_pickle *p)
     return outcome;
 }
 
-/*
- * At an EMPTY_DICT opcode: reads whole records that lie in the window and pushes
- * them, as many as follow each other. *done is false, and nothing has happened,
- * when the first is not of the expected form: then the opcodes go one by one.
- */
+/* At an EMPTY_DICT opcode: reads whole records that lie in the window and pushes them,
+ * as many as follow each other. *done is false, and nothing has happened, when the
+ * first is not of the expected form: then the opcodes go one by one. */
 static nt_status
 pickle_fast_records(nt_pickle *p, bool *done)
 {
@@ -1645,10 +1625,8 @@ text_hexadecimal(const uint8_t *digits, size_t count, uint32_t *out)
     return true;
 }
 
-/*
- * One code point of Python's raw-unicode-escape at line[*at]: \uXXXX, \UXXXXXXXX
- * or a Latin-1 byte.
- */
+/* One code point of Python's raw-unicode-escape at line[*at]: \uXXXX, \UXXXXXXXX or a
+ * Latin-1 byte. */
 static bool
 text_code_point(const uint8_t *line, size_t length, size_t *at, uint32_t *point)
 {
@@ -1785,12 +1763,10 @@ pickle_text_opcode(nt_pickle *p, uint8_t opcode)
     }
 }
 
-/*
- * A file that ends early leaves containers open. Here they are closed from the
- * inside out: lists and the dicts that are values keep what was whole, and a
- * dict that was to become an item of a list (an event, block or segment that is
- * not all there) is left out.
- */
+/* A file that ends early leaves containers open. Here they are closed from the inside
+ * out: lists and the dicts that are values keep what was whole, and a dict that was to
+ * become an item of a list (an event, block or segment that is not all there) is left
+ * out. */
 
 static bool
 pickle_is_container(nt_value value)
@@ -1875,10 +1851,8 @@ pickle_is_list_item(const nt_pickle *p, size_t at)
            nt_value_tag_of(p->stack[floor - 1]) == NT_VALUE_LIST;
 }
 
-/*
- * Without a mark between them, containers on top of a list are one inside the other:
- * from the top down to height `list` each goes into the list below it.
- */
+/* Without a mark between them, containers on top of a list are one inside the other:
+ * from the top down to height `list` each goes into the list below it. */
 static nt_status
 pickle_fold(nt_pickle *p, size_t list, size_t end)
 {
@@ -1913,8 +1887,8 @@ pickle_set_from(nt_pickle *p, size_t first)
     return NT_OK;
 }
 
-/* The open dict at height `first` - 1 gets the whole pairs above it; a list
- * among the values takes the containers that follow it, which were meant for it. */
+/* The open dict at height `first` - 1 gets the whole pairs above it; a list among the
+ * values takes the containers that follow it, which were meant for it. */
 static nt_status
 pickle_close_dict(nt_pickle *p, size_t first)
 {

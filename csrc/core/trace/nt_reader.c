@@ -13,8 +13,8 @@
 
 enum { KIND_EVENT, KIND_FRAME, KINDS };
 
-/* Action codes are remembered for string ids below this; actions are among the
- * first strings of a file. */
+/* Action codes are remembered for string ids below this; actions are among the first
+ * strings of a file. */
 #define ACTION_CACHE 256
 #define ACTION_UNKNOWN UINT8_MAX
 
@@ -44,9 +44,9 @@ typedef struct nt_reader_place {
     uint64_t row;
 } nt_reader_place;
 
-/* Rows may be shared by reference in a pickle, and each reference makes a row.
- * Every item and pair of an honest file costs a byte at least, so one that asks
- * for more of them than its size (and these free ones) unfolds itself. */
+/* Rows may be shared by reference in a pickle, and each reference makes a row. Every
+ * item and pair of an honest file costs a byte at least, so one that asks for more of
+ * them than its size (and these free ones) unfolds itself. */
 #define FREE_WORK (UINT64_C(1) << 20)
 
 const char *const nt_reader_words[WORDS] = {

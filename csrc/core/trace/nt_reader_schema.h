@@ -6,8 +6,8 @@
 
 #include <stddef.h>
 
-/* The keys of records come first: they are what nt_pickle looks for. The others
- * are interned behind them, so that every key of the schema is its own string id. */
+/* The keys of records come first: they are what nt_pickle looks for. The others are
+ * interned behind them, so that every key of the schema is its own string id. */
 enum {
     KEY_ACTION,
     KEY_ADDR,

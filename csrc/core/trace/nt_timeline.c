@@ -10,15 +10,13 @@
 #include "trace/nt_rounding.h"
 #include "trace/nt_timeline_replay.h"
 
-/*
- * How often the allocator ran out of memory, and gave its cache back to try again.
- * It releases segments for four reasons: the user's empty_cache(), which has that frame
- * in its stack; the retry, right before the segment that it then gets, or the OOM; and,
+/* How often the allocator ran out of memory, and gave its cache back to try again. It
+ * releases segments for four reasons: the user's empty_cache(), which has that frame in
+ * its stack; the retry, right before the segment that it then gets, or the OOM; and,
  * where the settings say so, to collect garbage or to make room for a request that
  * max_split_size_mb makes oversize, likewise right before a segment. Where only
  * allocations have stacks, what empty_cache() releases has the stack of the segment's
- * allocation; what a request releases has that request's.
- */
+ * allocation; what a request releases has that request's. */
 
 typedef struct retries {
     nt_timeline *t;
@@ -139,12 +137,10 @@ timeline_count_retries(nt_timeline *t, nt_error *err)
     return NT_OK;
 }
 
-/*
- * A trace against itself: what is allocated where something is, where nothing is
+/* A trace against itself: what is allocated where something is, where nothing is
  * reserved, or is left in a segment that goes. Programs use the same addresses again
  * and again; so each distinct one has a number, in the order of addresses, and what is
- * alive is a set of numbers.
- */
+ * alive is a set of numbers. */
 
 /* So many events at the end of a trace are looked through for what lies where; in a
  * longer one the rest would cost a third of the time it takes to load. */
@@ -530,11 +526,9 @@ nt_timeline_broken(const nt_timeline *t, nt_broken_note out[NT_TRACE_BROKEN_KIND
     return NT_OK;
 }
 
-/*
- * Which block lay where after an event: the ranges reserved then and the blocks
- * active then, both by address, walked side by side. What no active block covers
- * is one inactive block, because the allocator merges free neighbours.
- */
+/* Which block lay where after an event: the ranges reserved then and the blocks active
+ * then, both by address, walked side by side. What no active block covers is one
+ * inactive block, because the allocator merges free neighbours. */
 
 /* A layout with what is needed to add to it and to free it. */
 typedef struct timeline_layout {
@@ -849,8 +843,8 @@ nt_timeline_holders_free(const nt_timeline *t, nt_holder *holders, size_t count)
     nt_release(&t->alloc, holders, count * sizeof *holders);
 }
 
-/* One entry a stack, the last for allocations without one. `held` is what the
- * stack holds while the trace is walked through. */
+/* One entry a stack, the last for allocations without one. `held` is what the stack
+ * holds while the trace is walked through. */
 typedef struct churn_table {
     nt_churn *entries;
     uint64_t *held;
@@ -891,10 +885,9 @@ churn_step(const nt_timeline *t, churn_table *table, uint32_t row, int32_t event
     }
 }
 
-/*
- * What event `i` does to rows that are not its own, from number `lost` of t->lost on:
- * the frees before its own doing, so that no peak counts both, the allocations after.
- */
+/* What event `i` does to rows that are not its own, from number `lost` of t->lost on:
+ * the frees before its own doing, so that no peak counts both, the allocations
+ * after. */
 static void
 churn_step_lost(const nt_timeline *t, churn_table *table, size_t lost, int32_t event,
                 bool allocations)
@@ -1024,10 +1017,8 @@ timeline_step_lost(const nt_timeline *t, timeline_sums *sums, size_t i)
     }
 }
 
-/*
- * Moves the sums of the blocks on by event `i`. Whether it allocates or frees is a
- * factor and no branch, which would be guessed wrongly every other time.
- */
+/* Moves the sums of the blocks on by event `i`. Whether it allocates or frees is a
+ * factor and no branch, which would be guessed wrongly every other time. */
 static inline void
 timeline_step(const nt_timeline *t, const uint8_t *actions, timeline_sums *sums,
               size_t i)

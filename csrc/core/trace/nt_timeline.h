@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * One device's trace replayed: what every allocation's true block size was,
- * when it lived, the four byte series after every event, their peaks, and the
- * layout (which block is where in which segment) after any event.
+/* One device's trace replayed: what every allocation's true block size was, when it
+ * lived, the four byte series after every event, their peaks, and the layout (which
+ * block is where in which segment) after any event.
  *
- * The trace gives requested sizes; the true sizes follow from the allocator's
- * rules (nt_rounding): a request in the large pool of ordinary segments gets up
- * to 1 MiB more than its rounded size when the rest would be too small to keep.
- * The state before the first event is rebuilt from the end state by undoing the
- * events. Event indices count within the device's trace; -1 is "before".
- */
+ * The trace gives requested sizes; the true sizes follow from the allocator's rules
+ * (nt_rounding): a request in the large pool of ordinary segments gets up to 1 MiB more
+ * than its rounded size when the rest would be too small to keep. The state before the
+ * first event is rebuilt from the end state by undoing the events. Event indices count
+ * within the device's trace; -1 is "before". */
 #ifndef NT_TIMELINE_H
 #define NT_TIMELINE_H
 
@@ -25,19 +23,17 @@ typedef enum nt_metric {
     NT_METRIC_COUNT,
 } nt_metric;
 
-/* Stands for an event that is not in the trace: an allocation or segment from
- * before it, one never freed in it, one freed before it began. */
+/* Stands for an event that is not in the trace: an allocation or segment from before
+ * it, one never freed in it, one freed before it began. */
 #define NT_EVENT_BEFORE (-1)
 #define NT_EVENT_NEVER (-1)
 #define NT_EVENT_FREED_BEFORE (-2)
 
-/*
- * One row an allocation, those from before the trace first. It is allocated after
- * event e if alloc_event <= e and free_event is NT_EVENT_NEVER or above e, and
- * active if alloc_event <= e and the same holds of completed_event. What only the end
- * layout has, or lacks, because events were lost or the snapshot took down the trace
- * a moment before the blocks, begins or ends with the trace's last event.
- */
+/* One row an allocation, those from before the trace first. It is allocated after event
+ * e if alloc_event <= e and free_event is NT_EVENT_NEVER or above e, and active if
+ * alloc_event <= e and the same holds of completed_event. What only the end layout has,
+ * or lacks, because events were lost or the snapshot took down the trace a moment
+ * before the blocks, begins or ends with the trace's last event. */
 typedef struct nt_allocation_columns {
     size_t count;
     uint64_t *address;
@@ -50,8 +46,8 @@ typedef struct nt_allocation_columns {
     uint32_t *stack;          /* where it was allocated, or NT_NO_STACK */
 } nt_allocation_columns;
 
-/* One row a segment, or a range of an expandable one that was mapped at once; a
- * range that is unmapped in part ends, and its rest goes on as a row of its own. */
+/* One row a segment, or a range of an expandable one that was mapped at once; a range
+ * that is unmapped in part ends, and its rest goes on as a row of its own. */
 typedef struct nt_segment_life_columns {
     size_t count;
     uint64_t *address;
@@ -91,11 +87,9 @@ typedef struct nt_trace_facts {
 
 typedef struct nt_timeline nt_timeline;
 
-/*
- * Replays the trace of `device` (a trace number of the sealed `snapshot`, which
- * must outlive the timeline; a device with segments but no trace is fine).
- * Time is linear in events; memory about 60 bytes an allocation, 4 an event.
- */
+/* Replays the trace of `device` (a trace number of the sealed `snapshot`, which must
+ * outlive the timeline; a device with segments but no trace is fine). Time is linear in
+ * events; memory about 60 bytes an allocation, 4 an event. */
 nt_status
 nt_timeline_new(const nt_alloc *alloc, const nt_snapshot *snapshot, int32_t device,
                 const nt_progress *progress, nt_timeline **out,
@@ -116,12 +110,10 @@ const nt_segment_life_columns *
 nt_timeline_segments(const nt_timeline *timeline);
 const nt_trace_facts *
 nt_timeline_facts(const nt_timeline *timeline);
-/*
- * What the trace says that no allocator can have done: *count notes in `out`, by kind,
+/* What the trace says that no allocator can have done: *count notes in `out`, by kind,
  * whose `first` is an event's number. None in a trace that begins late for that alone.
  * What lies where is looked through for the last 2^18 events, all else for all of them.
- * Memory a few bytes an allocation while it runs.
- */
+ * Memory a few bytes an allocation while it runs. */
 #define NT_TRACE_BROKEN_KINDS (NT_BROKEN_KINDS - NT_BROKEN_FREE)
 nt_status
 nt_timeline_broken(const nt_timeline *timeline,
@@ -135,17 +127,15 @@ nt_timeline_peak(const nt_timeline *timeline, nt_metric metric);
 void
 nt_timeline_series(const nt_timeline *timeline, nt_metric metric, uint64_t *out);
 
-/* The row of nt_timeline_allocations() that each event concerns (alloc and
- * free_*), NT_NONE for others; nt_timeline_event_count() of them. */
+/* The row of nt_timeline_allocations() that each event concerns (alloc and free_*),
+ * NT_NONE for others; nt_timeline_event_count() of them. */
 const uint32_t *
 nt_timeline_event_allocations(const nt_timeline *timeline);
 
-/*
- * The layout after `event` (-1: before the first). Every gap in a segment is one
- * inactive block. Segments by address; expandable ranges that touch and share
- * stream and pool are one segment. Inactive blocks have a requested_size of 0. The
- * caller frees it with nt_timeline_layout_free.
- */
+/* The layout after `event` (-1: before the first). Every gap in a segment is one
+ * inactive block. Segments by address; expandable ranges that touch and share stream
+ * and pool are one segment. Inactive blocks have a requested_size of 0. The caller
+ * frees it with nt_timeline_layout_free. */
 nt_status
 nt_timeline_layout(const nt_timeline *timeline, int32_t event, nt_layout **out,
                    nt_error *err) NT_CHECKED;
@@ -166,18 +156,16 @@ typedef struct nt_holder {
     uint64_t requested_bytes;
 } nt_holder;
 
-/*
- * Who holds the allocated bytes after `event`, largest first.
- * *out is an array of *count, freed with nt_timeline_holders_free.
- */
+/* Who holds the allocated bytes after `event`, largest first.
+ * *out is an array of *count, freed with nt_timeline_holders_free. */
 nt_status
 nt_timeline_holders(const nt_timeline *timeline, int32_t event, nt_holder_key by,
                     nt_holder **out, size_t *count, nt_error *err) NT_CHECKED;
 void
 nt_timeline_holders_free(const nt_timeline *timeline, nt_holder *holders, size_t count);
 
-/* Turnover by stack over the whole trace: every allocation counted once, with
- * the peak of what the stack held at one time. */
+/* Turnover by stack over the whole trace: every allocation counted once, with the peak
+ * of what the stack held at one time. */
 typedef struct nt_churn {
     uint32_t stack; /* NT_NO_STACK: none recorded */
     uint32_t count;

@@ -60,17 +60,15 @@ timeline_add_allocation(nt_timeline *t, const nt_allocation *row, nt_error *err)
     return NT_OK;
 }
 
-/* Tells the progress function; NT_CANCELLED when it wants to stop. Called with
- * the number of events done, every NT_TIMELINE_TICK of them. */
+/* Tells the progress function; NT_CANCELLED when it wants to stop. Called with the
+ * number of events done, every NT_TIMELINE_TICK of them. */
 #define NT_TIMELINE_TICK ((size_t)1 << 18)
 
-/*
- * The places at which a range of reserved memory can begin or end, known before the
+/* The places at which a range of reserved memory can begin or end, known before the
  * replay: the ends of all ranges that the trace's segment events name, and of the
  * segments at the end and, where the file has them, before. Between two of these points
  * that follow each other, memory is reserved as a whole or not at all; so the replay of
- * segments counts in points.
- */
+ * segments counts in points. */
 
 /* All-zero is valid for clear only. */
 typedef struct nt_timeline_points {
@@ -92,20 +90,18 @@ timeline_is_reserving(uint8_t action)
     return action >= NT_ACTION_SEGMENT_ALLOC && action <= NT_ACTION_SEGMENT_UNMAP;
 }
 
-/*
- * Where the blocks of the large pool begin in ordinary segments, while a trace is
- * replayed: with that, a request's true block size follows. All blocks there are
- * larger than 1 MiB, so no two begin in the same MiB of the address space, and a look
- * at the two MiB after a request says whether its free block was split.
- */
+/* Where the blocks of the large pool begin in ordinary segments, while a trace is
+ * replayed: with that, a request's true block size follows. All blocks there are larger
+ * than 1 MiB, so no two begin in the same MiB of the address space, and a look at the
+ * two MiB after a request says whether its free block was split. */
 
 /* Addresses from first up to end. */
 typedef struct nt_address_range {
     uint64_t first, end;
 } nt_address_range;
 
-/* This many MiB that follow each other are noted together: what is behind a request
- * is seldom further away. */
+/* This many MiB that follow each other are noted together: what is behind a request is
+ * seldom further away. */
 #define NT_LARGE_PAGE 16
 
 /* Where in a MiB a block begins, which row it is, and where a segment ends; NT_NONE:
@@ -131,8 +127,8 @@ typedef struct nt_timeline_large {
     size_t expandable_count, expandable_capacity;
 } nt_timeline_large;
 
-/* The sizes of an active block, as the end layout has them; requested sizes are left
- * as the events tell them where the file has none. */
+/* The sizes of an active block, as the end layout has them; requested sizes are left as
+ * the events tell them where the file has none. */
 static void
 timeline_correct_sizes(const nt_timeline *t, size_t block, uint64_t *size,
                        uint64_t *requested_size)
@@ -310,14 +306,12 @@ timeline_points_rank(const nt_timeline_points *points, uint64_t address)
     return low - 1;
 }
 
-/*
- * When which address range was reserved. Ordinary segments come and go whole;
+/* When which address range was reserved. Ordinary segments come and go whole;
  * expandable ones are mapped and unmapped in ranges, so a range that is unmapped in
  * part ends, and its rests go on as rows of their own.
  *
  * What is given back without having been seen coming, or stands in the end layout so,
- * was there before the trace, unless the file says what was.
- */
+ * was there before the trace, unless the file says what was. */
 
 static const nt_column_spec life_specs[] = {
     NT_COLUMN(nt_segment_life_columns, address),
@@ -495,8 +489,8 @@ segments_cut(reserving *r, nt_point_range range, int32_t event, uint32_t *count)
     return NT_OK;
 }
 
-/* The next part of `range`, from *at on, in which nothing has happened so far; from
- * now on it counts as seen. False when there is none left. */
+/* The next part of `range`, from *at on, in which nothing has happened so far; from now
+ * on it counts as seen. False when there is none left. */
 static bool
 segments_take_unseen(reserving *r, nt_point_range range, size_t *at,
                      nt_point_range *part)
@@ -523,11 +517,9 @@ segments_see(reserving *r, nt_point_range range)
     }
 }
 
-/*
- * The pool that a range belongs to, by its size. Ordinary segments of the small pool
+/* The pool that a range belongs to, by its size. Ordinary segments of the small pool
  * are 2 MiB, and no others are; expandable ones are mapped in pages, of which those of
- * the large pool are larger.
- */
+ * the large pool are larger. */
 static uint8_t
 segments_kind(const nt_timeline *t, uint64_t size, bool expandable)
 {
@@ -650,11 +642,9 @@ segments_inherit(nt_timeline *t, uint32_t row, const segment_life *life)
     t->segments.is_expandable[row] = life->is_expandable;
 }
 
-/*
- * A part of a final segment that no row covers: it was there before the trace, and
+/* A part of a final segment that no row covers: it was there before the trace, and
  * lives on. But where the trace saw it go, it must have come again behind the trace's
- * end, before the snapshot took down the segments.
- */
+ * end, before the snapshot took down the segments. */
 static nt_status
 segments_add_missing(reserving *r, nt_point_range gap, const segment_life *life)
 {
@@ -687,11 +677,9 @@ segments_is_unseen(const reserving *r, nt_point_range range)
     return at == range.to;
 }
 
-/*
- * An ordinary segment of the end layout that the trace did not leave as it is, because
+/* An ordinary segment of the end layout that the trace did not leave as it is, because
  * events were lost: what is reserved there ends, and the segment comes, with the last
- * event. But where the trace never touched it, it was there all the time.
- */
+ * event. But where the trace never touched it, it was there all the time. */
 static nt_status
 segments_replace(reserving *r, nt_point_range range, const segment_life *life)
 {
@@ -826,12 +814,10 @@ nt_timeline_replay_segments(nt_timeline *t, nt_error *err)
     return status;
 }
 
-/*
- * The state before a trace that does not go back to the first allocation. It is what
+/* The state before a trace that does not go back to the first allocation. It is what
  * the file says of it, where it does (nt_snapshot_before). Else a block was there if it
  * is freed in the trace without having been allocated in it, or if it is in the end
- * layout and the trace never touched its address.
- */
+ * layout and the trace never touched its address. */
 
 /* The block now at an address was allocated within the trace. */
 #define START_IN_TRACE (NT_NONE - 1)
@@ -1038,11 +1024,9 @@ start_sort(start *s)
     return NT_OK;
 }
 
-/*
- * What lies behind the block at `position` of the order tells its size, or bounds it:
+/* What lies behind the block at `position` of the order tells its size, or bounds it:
  * up to the next block or the end of the segment lies the rest of its own free block,
- * if that was too small to be split off; else a free block that was large enough.
- */
+ * if that was too small to be split off; else a free block that was large enough. */
 static void
 start_fix_by_gap(start *s, size_t position)
 {
@@ -1161,11 +1145,9 @@ start_take(start *s, const nt_layout *before)
     return NT_OK;
 }
 
-/*
- * Adds a row for every block that was there before the trace, by address. Their sizes
+/* Adds a row for every block that was there before the trace, by address. Their sizes
  * are exact where the end layout or the trace fixes them; facts.slack_bound says by how
- * much the others may be too small. The segments must stand, and no allocations.
- */
+ * much the others may be too small. The segments must stand, and no allocations. */
 static nt_status
 timeline_find_start(nt_timeline *t, nt_error *err)
 {
@@ -1185,8 +1167,8 @@ timeline_find_start(nt_timeline *t, nt_error *err)
 #define LARGE_MIB_BITS 20
 #define LARGE_MIB_MASK ((UINT64_C(1) << LARGE_MIB_BITS) - 1)
 
-/* How far a block that max_split_size_mb keeps whole is looked for to the end, so
- * that a file's settings cannot make each event slow. */
+/* How far a block that max_split_size_mb keeps whole is looked for to the end, so that
+ * a file's settings cannot make each event slow. */
 #define LARGE_MOST_REACH (UINT64_C(1) << 28)
 
 /* The page that `mib` is on, or NULL. */
@@ -1385,11 +1367,9 @@ large_find_end(const nt_timeline_large *large, uint64_t from, uint64_t reach)
     return nearest;
 }
 
-/*
- * A request of *size bytes, rounded and above 1 MiB, is served at `address`: *size is
+/* A request of *size bytes, rounded and above 1 MiB, is served at `address`: *size is
  * the size of its block then, which is `row`. An address in an expandable segment is
- * left alone.
- */
+ * left alone. */
 static nt_status
 timeline_large_place(nt_timeline_large *large, uint64_t address, uint32_t row,
                      uint64_t *size, nt_error *err)
@@ -1425,14 +1405,12 @@ timeline_large_add(nt_timeline_large *large, uint64_t address, uint32_t row,
     return large_note_start(large, address, row, err);
 }
 
-/*
- * When which block lived, and how large it was. The trace gives what was asked for;
- * the block is that, rounded, and in the large pool of ordinary segments possibly more
+/* When which block lived, and how large it was. The trace gives what was asked for; the
+ * block is that, rounded, and in the large pool of ordinary segments possibly more
  * (timeline_large_place).
  *
  * A trace that does not go back to the start is looked through first for blocks that
- * were there before it.
- */
+ * were there before it. */
 
 typedef struct replay {
     nt_timeline *t;
@@ -1571,10 +1549,8 @@ replay_free_completed(replay *r, size_t i)
     replay_complete(r, row, i);
 }
 
-/*
- * Nearly every free is requested and completed by two events in a row: both are
- * replayed at once, with one look at the map. False where it is not so.
- */
+/* Nearly every free is requested and completed by two events in a row: both are
+ * replayed at once, with one look at the map. False where it is not so. */
 static inline bool
 replay_free_pair(replay *r, size_t i)
 {

@@ -16,8 +16,8 @@ typedef struct value_big {
     bool fits;     /* in -2^63 .. 2^64 - 1 */
 } value_big;
 
-/* Snapshots write a pool id as a pair of small integers with every event: the
- * pairs seen last are kept, so that a million of them are one node. */
+/* Snapshots write a pool id as a pair of small integers with every event: the pairs
+ * seen last are kept, so that a million of them are one node. */
 #define TUPLE_CACHE 64
 
 struct nt_values {

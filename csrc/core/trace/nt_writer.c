@@ -34,14 +34,14 @@ typedef struct nt_writer {
     uint32_t *strings, *frames, *stacks;
     size_t string_count, frame_count, stack_count;
 
-    /* Of words and actions: the string's own place above, or the spare one of a
-     * word that is none of the snapshot's strings. */
+    /* Of words and actions: the string's own place above, or the spare one of a word
+     * that is none of the snapshot's strings. */
     uint32_t *words[WORDS], spare_words[WORDS];
     uint32_t *actions[UINT8_MAX + 1], spare_actions[UINT8_MAX + 1];
 } nt_writer;
 
-/* The rows of allocator_settings, depth first: what is in a dict or list follows
- * its own row. `next` is the row to be written next. */
+/* The rows of allocator_settings, depth first: what is in a dict or list follows its
+ * own row. `next` is the row to be written next. */
 typedef struct writer_tree {
     const nt_setting *rows;
     size_t count, next;
@@ -125,8 +125,8 @@ writer_string(nt_writer *w, uint32_t id)
     }
 }
 
-/* One row's value with all that is in it. The reader bounds the depth, so the
- * recursion is bounded as well. */
+/* One row's value with all that is in it. The reader bounds the depth, so the recursion
+ * is bounded as well. */
 static void
 writer_setting(nt_writer *w, writer_tree *tree)
 {
@@ -390,8 +390,8 @@ writer_action(nt_writer *w, uint8_t action)
     }
 }
 
-/* An oom event has `device_free` in place of `addr`; what else a file put into
- * either is kept. */
+/* An oom event has `device_free` in place of `addr`; what else a file put into either
+ * is kept. */
 static void
 writer_event_place(nt_writer *w, const nt_event_columns *e, size_t row)
 {

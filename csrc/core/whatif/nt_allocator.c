@@ -633,8 +633,8 @@ allocator_reserve(nt_allocator *model, const allocator_request *request,
 }
 
 /* Maps the first `size` bytes of an unmapped block, in whole pages, and joins them with
- * free neighbours. `block` stands for the result; *mapped is false if the device has
- * no room. */
+ * free neighbours. `block` stands for the result; *mapped is false if the device has no
+ * room. */
 static nt_status
 allocator_map(nt_allocator *model, uint32_t block, uint64_t size, bool *mapped,
               nt_error *err)
@@ -727,10 +727,8 @@ allocator_open(nt_allocator *model, const allocator_request *request, uint32_t *
     return allocator_open_segment(model, request, block, err);
 }
 
-/*
- * Expandable segments: an address range is reserved once for each stream and pool, and
- * memory is mapped into it, and unmapped, in whole pages.
- */
+/* Expandable segments: an address range is reserved once for each stream and pool, and
+ * memory is mapped into it, and unmapped, in whole pages. */
 
 /* Puts what is left of a free block beside its unmapped pages among the free ones. */
 static nt_status
@@ -767,8 +765,8 @@ allocator_end_area(nt_allocator *model, uint32_t block)
     allocator_give_place(model, b.address, b.size);
 }
 
-/* Unmaps the whole pages of a free block; a reservation of which nothing is mapped
- * then goes. */
+/* Unmaps the whole pages of a free block; a reservation of which nothing is mapped then
+ * goes. */
 static nt_status
 allocator_unmap(nt_allocator *model, uint32_t block, nt_error *err)
 {
@@ -900,8 +898,8 @@ allocator_collect(nt_allocator *model, nt_error *err)
     return NT_OK;
 }
 
-/* Releases oversize blocks of the request's stream; *enough says whether the bytes
- * that max_split_size asks for came together. */
+/* Releases oversize blocks of the request's stream; *enough says whether the bytes that
+ * max_split_size asks for came together. */
 static void
 allocator_release_oversize(nt_allocator *model, const allocator_request *request,
                            bool *enough)
@@ -964,8 +962,8 @@ nt_allocator_complete(nt_allocator *model, uint32_t block, nt_error *err)
     return allocator_settle(model, block, err);
 }
 
-/* What was given later is complete once all streams have been waited for: all of it,
- * or what is of one pool. */
+/* What was given later is complete once all streams have been waited for: all of it, or
+ * what is of one pool. */
 static nt_status
 allocator_wait(nt_allocator *model, uint32_t pool, nt_error *err)
 {
@@ -1911,8 +1909,8 @@ nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,
 {
     allocator_request request;
     NT_TRY(allocator_make_request(model, lane, nbytes, &request, err));
-    /* What is put back is a block as it was: its size is not rounded again, and where
-     * a small segment was free for more than a small request, it stays in it. */
+    /* What is put back is a block as it was: its size is not rounded again, and where a
+     * small segment was free for more than a small request, it stays in it. */
     const bool is_block =
         address % NT_MIN_BLOCK_SIZE == 0 && nbytes % NT_MIN_BLOCK_SIZE == 0;
     const uint64_t size = is_block ? nbytes : request.rounded;

@@ -161,12 +161,10 @@ program_note_shortage(program_maker *m, size_t first, size_t end)
     }
 }
 
-/*
- * Whose releases those are: the user's, who called empty_cache(), or the allocator's,
+/* Whose releases those are: the user's, who called empty_cache(), or the allocator's,
  * which was short of memory. Only the user's belong to the program. A recording of ours
  * has noted each call; in others stacks and what follows tell, and a call that found
- * nothing to release leaves no trace.
- */
+ * nothing to release leaves no trace. */
 
 /* Which stacks have a frame called empty_cache. */
 static nt_status
@@ -246,8 +244,8 @@ program_is_quiet(const program_maker *m, size_t i)
 }
 
 /* Whether the request of event `end`, which mapped nothing, may have unmapped what lies
- * before it: a free block that was too large to be used, and whose rest serves it now.
- */
+ * before it: a free block that was too large to be used, and whose rest serves it
+ * now. */
 static bool
 program_unmaps_first(const program_maker *m, size_t end)
 {
@@ -287,8 +285,8 @@ program_is_call(program_maker *m, size_t first, size_t end)
         return true;
     }
     /* All that one request does has the stack of that request. Where only allocations
-     * have stacks, a segment that empty_cache() releases may have the same by chance.
-     */
+     * have stacks, a segment that empty_cache() releases may have the same by
+     * chance. */
     const bool asks = stack != NT_NO_STACK || next != NT_ACTION_OOM;
     if (asks && stack != m->events->stack[m->first + end]) {
         return true;
@@ -309,12 +307,10 @@ program_is_call(program_maker *m, size_t first, size_t end)
     return !program_runs_short(m);
 }
 
-/*
- * Frees that waited for other streams are complete when a later request sees that these
+/* Frees that waited for other streams are complete when a later request sees that these
  * are done: at its start, or when it found no memory, waited for all of them and gave
  * the cache back. What is free only then comes too late for the request itself, which
- * does not look at free blocks again. In the trace both stand before the request.
- */
+ * does not look at free blocks again. In the trace both stand before the request. */
 
 /* Whether the free that event `i` asks for is complete at once. One that waited for a
  * stream is completed by a later request, and has that one's stack. */
@@ -738,8 +734,8 @@ program_add_malloc(program_maker *m, size_t i)
 
 /* The pool of the request that failed with event `i`. Where events do not say it, it is
  * that of the request before, if that was of the same stream: a captured graph has its
- * own, or a pool that is in use; but only the default pool's requests release memory.
- */
+ * own, or a pool that is in use; but only the default pool's requests release
+ * memory. */
 static nt_pool_id
 program_pool_of_oom(const program_maker *m, size_t i)
 {

@@ -89,10 +89,8 @@ typedef struct replay {
     nt_error *err;
 } replay;
 
-/*
- * Addresses made up: the space is cut into places of equal size, each large enough for
- * any segment, and an order of addresses is an order in which places are handed out.
- */
+/* Addresses made up: the space is cut into places of equal size, each large enough for
+ * any segment, and an order of addresses is an order in which places are handed out. */
 
 /* Addresses are below 2^62. */
 #define REPLAY_SPACE 62
@@ -1100,8 +1098,8 @@ silence_has_moved(const replay *r, const nt_program_step *step)
 }
 
 /* How well a block that was asked for with `asked` bytes is one of `size` bytes that is
- * put back: 2: it had exactly these, 1: with what was too little to split off; 0: not.
- */
+ * put back: 2: it had exactly these, 1: with what was too little to split off; 0:
+ * not. */
 static int
 silence_match(const replay *r, uint64_t asked, uint64_t size)
 {

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A program (what a trace asked of the allocator) run on the model: under the settings
+/* A program (what a trace asked of the allocator) run on the model: under the settings
  * it was recorded with, to see how faithful the model is, or under others, to see what
- * they would have done.
- */
+ * they would have done. */
 #ifndef NT_REPLAY_H
 #define NT_REPLAY_H
 
@@ -14,10 +12,8 @@
 /* The bytes of a device of which nothing is known. */
 #define NT_REPLAY_DEVICE (UINT64_C(1) << 40)
 
-/*
- * In which order the addresses of new segments come. Only the order matters: it decides
- * between free blocks of one size. The driver's own can't be predicted.
- */
+/* In which order the addresses of new segments come. Only the order matters: it decides
+ * between free blocks of one size. The driver's own can't be predicted. */
 typedef enum nt_replay_order {
     NT_ORDER_RECORDED, /* the n-th new place lies as the n-th of the trace did */
     NT_ORDER_RANDOM,   /* as `seed` says */
@@ -41,13 +37,12 @@ typedef enum nt_replay_begin {
     NT_BEGIN_ANEW,    /* its blocks allocated one by one */
 } nt_replay_begin;
 
-/*
- * A call of empty_cache() that finds nothing to give back leaves no trace, unless the
+/* A call of empty_cache() that finds nothing to give back leaves no trace, unless the
  * recording noted it, nor does the end of a private pool with nothing cached in it;
  * under other settings there may be something. These are the places where that may have
  * been, and how many of them are assumed to be calls. Besides, where PyTorch put the
- * pool of a captured graph back as it was: its blocks are then not where they fit best.
- */
+ * pool of a captured graph back as it was: its blocks are then not where they fit
+ * best. */
 enum {
     NT_MARK_SILENT = 1 << 0,   /* a call of empty_cache() after it would be silent */
     NT_MARK_RESTORED = 1 << 1, /* a request that puts a block back where it lay */
@@ -99,8 +94,8 @@ typedef struct nt_replay_figures {
     bool start_rebuilt;    /* the start is not a copy: its blocks were allocated anew */
 } nt_replay_figures;
 
-/* Values after each event of the trace, nt_timeline_event_count() of each that is
- * not NULL. */
+/* Values after each event of the trace, nt_timeline_event_count() of each that is not
+ * NULL. */
 typedef struct nt_replay_series {
     uint64_t *bytes[NT_METRIC_COUNT];
     uint32_t *segments;
@@ -109,34 +104,28 @@ typedef struct nt_replay_series {
     uint32_t *ooms;    /* so far */
 } nt_replay_series;
 
-/*
- * Runs the program under `options`. `series` and `progress` may be NULL. Several
+/* Runs the program under `options`. `series` and `progress` may be NULL. Several
  * threads may run one program at a time, each with an nt_alloc of its own. Memory grows
  * with the blocks in use, not with the events. NT_ARGUMENT where the state before the
- * trace is one that the allocator can't have.
- */
+ * trace is one that the allocator can't have. */
 nt_status
 nt_replay_run(const nt_alloc *alloc, const nt_program *program,
               const nt_replay_options *options, const nt_progress *progress,
               const nt_replay_series *series, nt_replay_figures *out,
               nt_error *err) NT_CHECKED;
 
-/*
- * What nt_replay_silence has: runs the program under the settings it was recorded with,
+/* What nt_replay_silence has: runs the program under the settings it was recorded with,
  * and fills `marks`, which has room for nt_timeline_event_count() entries, and `drops`,
- * one for each pool.
- */
+ * one for each pool. */
 nt_status
 nt_replay_find_silence(const nt_alloc *alloc, const nt_program *program,
                        const nt_progress *progress, uint8_t *marks, int32_t *drops,
                        nt_error *err) NT_CHECKED;
 
-/*
- * Runs the program and makes a snapshot of it: the trace that PyTorch would have
+/* Runs the program and makes a snapshot of it: the trace that PyTorch would have
  * written, with made-up addresses, and the blocks at the end. Times, stacks and
  * annotations are those of the recorded events. The caller frees *out, which keeps a
- * copy of `alloc`.
- */
+ * copy of `alloc`. */
 nt_status
 nt_replay_trace(const nt_alloc *alloc, const nt_program *program,
                 const nt_replay_options *options, const nt_progress *progress,
@@ -159,22 +148,18 @@ typedef struct nt_replay_fidelity {
     nt_replay_deed recorded, modelled; /* there */
 } nt_replay_fidelity;
 
-/*
- * Runs the program with the device addresses of the trace and compares each address
- * and each event of the device. `options` says the settings, version, device and limit;
- * order and timing are the trace's. `figures` may be NULL.
- */
+/* Runs the program with the device addresses of the trace and compares each address and
+ * each event of the device. `options` says the settings, version, device and limit;
+ * order and timing are the trace's. `figures` may be NULL. */
 nt_status
 nt_replay_check(const nt_alloc *alloc, const nt_program *program,
                 const nt_replay_options *options, const nt_progress *progress,
                 nt_replay_fidelity *out, nt_replay_figures *figures,
                 nt_error *err) NT_CHECKED;
 
-/*
- * Whether the state before the trace is more than the blocks in it: memory that was
+/* Whether the state before the trace is more than the blocks in it: memory that was
  * cached, or is cut up, by what the program did before. Under other settings it would
- * then be different, and how is not known.
- */
+ * then be different, and how is not known. */
 nt_status
 nt_replay_has_history(const nt_alloc *alloc, const nt_program *program,
                       const nt_replay_options *options, bool *out,

@@ -30,14 +30,12 @@ typedef struct nt_replay_range {
     size_t runs;
 } nt_replay_range;
 
-/*
- * Runs the program under `options`, whose figures are *base, and then with other orders
+/* Runs the program under `options`, whose figures are *base, and then with other orders
  * of addresses, and where that can matter other timings, other starts, other sizes of
  * requests that failed, and other shares of the silence in `options`: `runs` runs at
  * most, 0 for as many as take about as long as two and a half million steps (4 to 40,
  * and up to 160 more where something may be silent). Runs that can't differ are left
- * out.
- */
+ * out. */
 nt_status
 nt_replay_find_range(const nt_alloc *alloc, const nt_program *program,
                      const nt_replay_options *options, size_t runs,
@@ -51,13 +49,11 @@ typedef struct nt_replay_variant {
                      * than the first run's; 0: several at once */
 } nt_replay_variant;
 
-/*
- * The parts of nt_replay_find_range, for callers that make its runs side by side.
- * `runs` is the same in all calls for one range. Counts the runs; makes run `index`
- * (0: the one under `options` themselves), where *is_there is false if it could not
- * differ from another; and joins runs, the first of which is what the others are held
- * against: run 0, or another one under the same settings.
- */
+/* The parts of nt_replay_find_range, for callers that make its runs side by side.
+ * `runs` is the same in all calls for one range. Counts the runs; makes run `index` (0:
+ * the one under `options` themselves), where *is_there is false if it could not differ
+ * from another; and joins runs, the first of which is what the others are held against:
+ * run 0, or another one under the same settings. */
 nt_status
 nt_replay_count_variants(const nt_alloc *alloc, const nt_program *program,
                          const nt_replay_options *options, size_t runs, size_t *out,
