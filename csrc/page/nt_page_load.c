@@ -37,10 +37,7 @@ nt_page_reserve(nt_page_room *room, size_t bytes)
     }
     nt_release(&nt_page_memory, room->data, room->capacity);
     *room = (nt_page_room){0};
-    room->data = nt_allocate(&nt_page_memory, bytes);
-    if (room->data == NULL) {
-        return nt_fail_nomem(&nt_page_err);
-    }
+    NT_TRY(nt_take(&nt_page_memory, (void **)&room->data, bytes, &nt_page_err));
     room->capacity = bytes;
     return NT_OK;
 }

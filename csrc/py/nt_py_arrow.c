@@ -458,9 +458,8 @@ arrow_make_table(PyObject *list, Py_ssize_t count)
 }
 
 PyObject *
-nt_py_arrow_stream(PyObject *module, PyObject *args)
+nt_py_arrow_stream(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     PyObject *specs;
     Py_ssize_t count;
     if (!PyArg_ParseTuple(args, "On", &specs, &count)) {

@@ -175,9 +175,8 @@ pick_items(const Py_buffer *column, const Py_buffer *rows)
 }
 
 static PyObject *
-pick_rows(PyObject *module, PyObject *args)
+pick_rows(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     PyObject *from;
     Py_buffer column, rows;
     if (!PyArg_ParseTuple(args, "Oy*", &from, &rows)) {

@@ -309,9 +309,8 @@ dump_object(dump_out *out, PyObject *object)
 }
 
 static PyObject *
-dump_plain(PyObject *module, PyObject *object)
+dump_plain(PyObject *Py_UNUSED(module), PyObject *object)
 {
-    (void)module;
     dump_out out = {.bytes = PyMem_RawMalloc(DUMP_FIRST_BYTES),
                     .room = DUMP_FIRST_BYTES};
     if (out.bytes == NULL) {

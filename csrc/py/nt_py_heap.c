@@ -55,20 +55,16 @@ PyDoc_STRVAR(prepare_doc,
 /* ---- names of references, facts of tensors --------------------------------------- */
 
 static PyObject *
-names_prepare(PyObject *module, PyObject *unused)
+names_prepare(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module;
-    (void)unused;
     nt_error err = {.offset = NT_NO_OFFSET};
     const nt_status status = ph_names_prepare(&err);
     return status == NT_OK ? Py_NewRef(Py_None) : heap_raise(status, &err);
 }
 
 static PyObject *
-names_tensor_prepare(PyObject *module, PyObject *unused)
+names_tensor_prepare(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module;
-    (void)unused;
     nt_error err = {.offset = NT_NO_OFFSET};
     const nt_status status = ph_tensor_prepare(&err);
     return status == NT_OK
@@ -95,9 +91,8 @@ names_shape(const ph_tensor *tensor)
 }
 
 static PyObject *
-names_tensor_facts(PyObject *module, PyObject *object)
+names_tensor_facts(PyObject *Py_UNUSED(module), PyObject *object)
 {
-    (void)module;
     ph_tensor t;
     if (!ph_tensor_check(object) || !ph_tensor_read(object, &t)) {
         Py_RETURN_NONE;
@@ -127,9 +122,8 @@ names_append(void *ctx, PyObject *target, ph_edge_kind kind, const char *name)
 }
 
 static PyObject *
-names_references(PyObject *module, PyObject *object)
+names_references(PyObject *Py_UNUSED(module), PyObject *object)
 {
-    (void)module;
     PyObject *list = PyList_New(0);
     if (list == NULL) {
         return NULL;
@@ -146,9 +140,8 @@ names_references(PyObject *module, PyObject *object)
 }
 
 static PyObject *
-names_reference(PyObject *module, PyObject *args)
+names_reference(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     PyObject *owner, *target, *container = NULL;
     ph_edge_kind kind;
     char name[PH_NAME_BYTES];
@@ -163,9 +156,8 @@ names_reference(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-names_label(PyObject *module, PyObject *object)
+names_label(PyObject *Py_UNUSED(module), PyObject *object)
 {
-    (void)module;
     ph_label label;
     ph_names_label(object, &label);
     return Py_BuildValue("(sNNNi)", ph_node_kind_name(label.kind),
@@ -670,8 +662,8 @@ tensors_collect(autograd_tensors *tensors, const ph_gc_link *head, nt_error *err
         PyObject *object = ph_gc_object(at);
         ph_tensor facts;
         if (ph_tensor_check(object) && ph_tensor_read(object, &facts)) {
-            NT_TRY(nt_grow(&alloc, (void **)&tensors->found, &tensors->capacity,
-                           tensors->count + 1, sizeof *tensors->found, err));
+            NT_TRY(NT_GROW(&alloc, tensors->found, tensors->capacity,
+                           tensors->count + 1, err));
             tensors->found[tensors->count++] = Py_NewRef(object);
         }
     }
@@ -886,10 +878,8 @@ told_join(const roots_told *told, ph_join *join, nt_error *err)
     if ((size_t)told->kinds.len != count || told->links.len % 12 != 0) {
         return told_refuse(err);
     }
-    uint32_t *nodes = nt_allocate(&join->alloc, bytes);
-    if (nodes == NULL && count > 0) {
-        return nt_fail_nomem(err);
-    }
+    uint32_t *nodes;
+    NT_TRY(nt_take(&join->alloc, (void **)&nodes, bytes, err));
     nt_status status = NT_OK;
     for (size_t i = 0; i < count; i++) {
         nodes[i] = ph_heap_find(join->heap, PyList_GET_ITEM(told->objects, i));

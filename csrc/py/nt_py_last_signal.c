@@ -65,9 +65,8 @@ PyDoc_STRVAR(
     "after so many seconds. False if something else handles it.");
 
 static PyObject *
-last_signal_put_off(PyObject *module, PyObject *args)
+last_signal_put_off(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     int signum, fd;
     double seconds;
     if (!PyArg_ParseTuple(args, "iid", &signum, &fd, &seconds)) {
@@ -105,10 +104,8 @@ PyDoc_STRVAR(put_back_doc, "put_back_signal()\n--\n\n"
                            "Let the signal that was put off end the process again.");
 
 static PyObject *
-last_signal_put_back(PyObject *module, PyObject *unused)
+last_signal_put_back(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module;
-    (void)unused;
     struct sigaction now;
     if (put_off.signum != 0 && sigaction(put_off.signum, NULL, &now) == 0) {
         if (now.sa_handler == last_signal_handle) {

@@ -61,9 +61,8 @@ marks_quietly(int status)
 
 /* A gradient has reached a tensor: `self` is (writer, text). */
 static PyObject *
-marks_reach(PyObject *self, PyObject *gradient)
+marks_reach(PyObject *self, PyObject *Py_UNUSED(gradient))
 {
-    (void)gradient;
     PyObject *done = marks_write(PyTuple_GET_ITEM(self, 0), PyTuple_GET_ITEM(self, 1));
     return marks_quietly(done == NULL ? -1 : (Py_DECREF(done), 0));
 }
@@ -137,9 +136,9 @@ marks_tensor(py_marks *self, PyObject *tensor, PyObject *seen, PyObject *text)
 
 /* Lets what made a tensor call `hook` before it runs. */
 static int
-marks_output(py_marks *self, PyObject *tensor, PyObject *hook, PyObject *unused)
+marks_output(py_marks *self, PyObject *tensor, PyObject *hook,
+             PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     PyObject *node = marks_made(self, tensor);
     if (node == NULL || node == Py_None) {
         Py_XDECREF(node);
@@ -359,9 +358,8 @@ py_marks_leave(PyObject *self, PyObject *const *args, Py_ssize_t count)
 }
 
 static PyObject *
-py_marks_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+py_marks_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
-    (void)kwargs;
     PyObject *texts, *writer, *read, *enter_model, *hook_of, *carrier;
     if (!PyArg_ParseTuple(args, "O!O!OOOO", &PyDict_Type, &texts, &PyList_Type, &writer,
                           &read, &enter_model, &hook_of, &carrier)) {

@@ -117,9 +117,8 @@ PyDoc_STRVAR(host_doc, "host()\n--\n\n"
                        "The pinned memory of the host as a Snapshot, or None.");
 
 static PyObject *
-snapshot_host(PyObject *self, PyObject *unused)
+snapshot_host(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     nt_snapshot *host = nt_snapshot_host(snapshot_of(self));
     if (host == NULL) {
         return Py_NewRef(Py_None);
@@ -138,9 +137,8 @@ PyDoc_STRVAR(tables_doc,
              "dict name -> Column.");
 
 static PyObject *
-snapshot_tables(PyObject *self, PyObject *unused)
+snapshot_tables(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     nt_py_state *state = nt_py_state_of(Py_TYPE(self));
     const nt_snapshot *s = snapshot_of(self);
     PyObject *dict = nt_py_layout_tables(state, self, nt_snapshot_layout(s));
@@ -158,9 +156,8 @@ snapshot_tables(PyObject *self, PyObject *unused)
 PyDoc_STRVAR(strings_doc, "strings()\n--\n\nThe interned strings, by id.");
 
 static PyObject *
-snapshot_strings(PyObject *self, PyObject *unused)
+snapshot_strings(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const nt_strings *strings = nt_snapshot_strings(snapshot_of(self));
     const size_t count = nt_strings_count(strings);
     PyObject *list = PyList_New((Py_ssize_t)count);
@@ -183,9 +180,8 @@ PyDoc_STRVAR(frames_doc,
              "number of the node in fx() from 1, or 0).");
 
 static PyObject *
-snapshot_frames(PyObject *self, PyObject *unused)
+snapshot_frames(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const nt_stacks *stacks = nt_snapshot_stacks(snapshot_of(self));
     const size_t count = nt_stacks_frame_count(stacks);
     PyObject *list = PyList_New((Py_ssize_t)count);
@@ -207,9 +203,8 @@ PyDoc_STRVAR(fx_doc, "fx()\n--\n\n"
                      "name, target and original trace.");
 
 static PyObject *
-snapshot_fx(PyObject *self, PyObject *unused)
+snapshot_fx(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     size_t count;
     const nt_fx_node *nodes =
         nt_stacks_fx(nt_snapshot_stacks(snapshot_of(self)), &count);
@@ -232,9 +227,8 @@ PyDoc_STRVAR(stacks_doc,
              "the stack it was called from. Stack 0 is empty.");
 
 static PyObject *
-snapshot_stacks(PyObject *self, PyObject *unused)
+snapshot_stacks(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     nt_py_state *state = nt_py_state_of(Py_TYPE(self));
     const nt_stacks *stacks = nt_snapshot_stacks(snapshot_of(self));
     const Py_ssize_t count = (Py_ssize_t)nt_stacks_count(stacks);
@@ -251,9 +245,8 @@ snapshot_stacks(PyObject *self, PyObject *unused)
 PyDoc_STRVAR(actions_doc, "actions()\n--\n\nThe names of the trace actions, by code.");
 
 static PyObject *
-snapshot_actions(PyObject *self, PyObject *unused)
+snapshot_actions(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const size_t count = nt_snapshot_action_count(snapshot_of(self));
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t code = 0; list != NULL && code < count; code++) {
@@ -274,9 +267,8 @@ PyDoc_STRVAR(traces_doc, "traces()\n--\n\n"
                          "By device: (row of its first event, number of its events).");
 
 static PyObject *
-snapshot_traces(PyObject *self, PyObject *unused)
+snapshot_traces(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const size_t count = nt_snapshot_trace_count(snapshot_of(self));
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t device = 0; list != NULL && device < count; device++) {
@@ -331,9 +323,8 @@ PyDoc_STRVAR(settings_doc, "settings()\n--\n\n"
                            "allocator_settings as the file has it: a dict.");
 
 static PyObject *
-snapshot_settings(PyObject *self, PyObject *unused)
+snapshot_settings(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     size_t count;
     const nt_snapshot *s = snapshot_of(self);
     const nt_setting *rows = nt_snapshot_setting_rows(s, &count);
@@ -398,9 +389,8 @@ PyDoc_STRVAR(in_force_doc,
              "sizes in bytes, max_split_size None where unlimited.");
 
 static PyObject *
-snapshot_in_force(PyObject *self, PyObject *unused)
+snapshot_in_force(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return nt_py_settings_dict(nt_snapshot_settings(snapshot_of(self)));
 }
 
@@ -408,9 +398,8 @@ PyDoc_STRVAR(ignored_doc,
              "ignored()\n--\n\nString ids of top-level keys that are not read.");
 
 static PyObject *
-snapshot_ignored(PyObject *self, PyObject *unused)
+snapshot_ignored(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     size_t count;
     const uint32_t *ids = nt_snapshot_ignored(snapshot_of(self), &count);
     PyObject *list = PyList_New(0);
@@ -447,9 +436,8 @@ PyDoc_STRVAR(broken_doc,
              "of tuples (kind, device, count, bytes).");
 
 static PyObject *
-snapshot_broken(PyObject *self, PyObject *unused)
+snapshot_broken(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     size_t count;
     const nt_broken_note *notes = nt_snapshot_broken(snapshot_of(self), &count);
     return nt_py_broken_notes(notes, count);
@@ -486,24 +474,21 @@ snapshot_pool_stats(PyObject *self, PyObject *arg)
 }
 
 static PyObject *
-snapshot_get_keys(PyObject *self, void *unused)
+snapshot_get_keys(PyObject *self, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyLong_FromUnsignedLong(nt_snapshot_keys(snapshot_of(self)));
 }
 
 static PyObject *
-snapshot_get_partial(PyObject *self, void *unused)
+snapshot_get_partial(PyObject *self, void *Py_UNUSED(unused))
 {
-    (void)unused;
     const char *reason = nt_snapshot_partial(snapshot_of(self));
     return reason == NULL ? Py_NewRef(Py_None) : nt_py_message(reason);
 }
 
 static PyObject *
-snapshot_get_nbytes(PyObject *self, void *unused)
+snapshot_get_nbytes(PyObject *self, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyLong_FromSize_t(((nt_py_snapshot *)self)->budget.used);
 }
 

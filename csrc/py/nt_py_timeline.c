@@ -89,9 +89,8 @@ PyDoc_STRVAR(tables_doc, "tables()\n--\n\n"
                          "name -> Column.");
 
 static PyObject *
-timeline_tables(PyObject *self, PyObject *unused)
+timeline_tables(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     nt_py_state *state = nt_py_state_of(Py_TYPE(self));
     const nt_timeline *t = timeline_of(self)->timeline;
     const nt_allocation_columns *a = nt_timeline_allocations(t);
@@ -162,9 +161,8 @@ PyDoc_STRVAR(facts_doc,
              "facts()\n--\n\nWhat the replay found out about the trace: a dict.");
 
 static PyObject *
-timeline_facts(PyObject *self, PyObject *unused)
+timeline_facts(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const nt_trace_facts *f = nt_timeline_facts(timeline_of(self)->timeline);
     return Py_BuildValue(
         "{sOs(KKKK)sKsIsIsIsIsIsOsO}", "complete", f->complete ? Py_True : Py_False,
@@ -183,9 +181,8 @@ PyDoc_STRVAR(broken_doc, "broken()\n--\n\n"
                          "device, count, bytes).");
 
 static PyObject *
-timeline_broken(PyObject *self, PyObject *unused)
+timeline_broken(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     nt_error err = {.offset = NT_NO_OFFSET};
     nt_broken_note notes[NT_TRACE_BROKEN_KINDS];
     size_t count = 0;
@@ -268,9 +265,8 @@ PyDoc_STRVAR(churn_doc,
              "Tuples (stack, allocations, bytes, peak bytes, peak event) by stack.");
 
 static PyObject *
-timeline_churn(PyObject *self, PyObject *unused)
+timeline_churn(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const nt_timeline *t = timeline_of(self)->timeline;
     nt_error err = {.offset = NT_NO_OFFSET};
     nt_churn *churn = NULL;

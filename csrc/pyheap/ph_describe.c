@@ -140,8 +140,7 @@ extra_add(extra_round *round, PyObject *object, uint32_t *found)
     if (round->count >= MOST_EXTRAS) {
         return NT_OK;
     }
-    NT_TRY(nt_grow(alloc, (void **)&round->seen, &round->capacity, round->count + 1,
-                   sizeof *round->seen, NULL));
+    NT_TRY(NT_GROW(alloc, round->seen, round->capacity, round->count + 1, NULL));
     NT_TRY(nt_map_set(&round->index, (uintptr_t)object, (uint32_t)round->count, NULL));
     round->seen[round->count] = (seen){.object = object, .owner = NT_NONE};
     *found = (uint32_t)round->count++;
@@ -165,8 +164,8 @@ extra_see(extra_round *round, PyObject *object)
         return NT_OK;
     }
     entry->goes = true;
-    NT_TRY(nt_grow(&round->state->alloc, (void **)&round->queue, &round->queue_capacity,
-                   round->queued + 1, sizeof *round->queue, NULL));
+    NT_TRY(NT_GROW(&round->state->alloc, round->queue, round->queue_capacity,
+                   round->queued + 1, NULL));
     round->queue[round->queued++] = at;
     return NT_OK;
 }
@@ -704,8 +703,7 @@ graph_begin(graph_round *round, const ph_step *steps, uint32_t count)
         return NT_NOMEM;
     }
     memset(round->way, 0, graph_way_bytes(round));
-    NT_TRY(nt_grow(alloc, (void **)&round->queue, &round->queue_capacity, count,
-                   sizeof *round->queue, NULL));
+    NT_TRY(NT_GROW(alloc, round->queue, round->queue_capacity, count, NULL));
     for (uint32_t at = 0; at < count; at++) {
         const uint32_t number = steps[at].node;
         round->way[number / 64] |= UINT64_C(1) << number % 64;
@@ -723,8 +721,8 @@ graph_reach(graph_round *round, uint32_t number)
         return NT_OK;
     }
     NT_TRY(nt_map_set(&round->before, number, round->from, NULL));
-    NT_TRY(nt_grow(&round->state->alloc, (void **)&round->queue, &round->queue_capacity,
-                   round->queued + 1, sizeof *round->queue, NULL));
+    NT_TRY(NT_GROW(&round->state->alloc, round->queue, round->queue_capacity,
+                   round->queued + 1, NULL));
     round->queue[round->queued++] = number;
     return NT_OK;
 }
@@ -1002,8 +1000,7 @@ describe_kept(ph_state *s, uint32_t component, ph_component **out)
 {
     uint32_t at = nt_map_find(&s->found, component);
     if (at == NT_NONE) {
-        NT_TRY(nt_grow(&s->alloc, (void **)&s->kept, &s->kept_capacity,
-                       s->kept_count + 1, sizeof *s->kept, NULL));
+        NT_TRY(NT_GROW(&s->alloc, s->kept, s->kept_capacity, s->kept_count + 1, NULL));
         NT_TRY(nt_map_set(&s->found, component, (uint32_t)s->kept_count, NULL));
         at = (uint32_t)s->kept_count++;
         s->kept[at] = (ph_component){.component = component, .cycle = NT_NONE};
@@ -1118,8 +1115,8 @@ static nt_status
 describe_new_cycle(ph_state *s, uint64_t signature, uint32_t *out)
 {
     ph_cycles *cycles = s->out;
-    NT_TRY(nt_grow(&s->alloc, (void **)&cycles->cycles, &s->cycle_capacity,
-                   (size_t)cycles->count + 1, sizeof *cycles->cycles, NULL));
+    NT_TRY(NT_GROW(&s->alloc, cycles->cycles, s->cycle_capacity,
+                   (size_t)cycles->count + 1, NULL));
     cycles->cycles[cycles->count] = (ph_cycle){.signature = signature};
     *out = cycles->count++;
     return NT_OK;
@@ -1256,10 +1253,8 @@ describe_cycles(ph_state *s, nt_error *err)
 {
     ph_cycles *out = s->out;
     const size_t size = ((size_t)out->count + 1) * sizeof(uint32_t);
-    uint32_t *example = nt_allocate(&s->alloc, size);
-    if (example == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint32_t *example;
+    NT_TRY(nt_take(&s->alloc, (void **)&example, size, err));
     nt_status status = describe_examples(s, example);
     const uint32_t most = s->options.most < out->count ? s->options.most : out->count;
     const nt_map *known = s->options.known;
@@ -1366,10 +1361,7 @@ ph_describe(const ph_heap *heap, const nt_bitset *set,
                   .count = ph_heap_count(heap)};
     nt_map shapes;
     *out = NULL;
-    s.out = nt_allocate(&alloc, sizeof *s.out);
-    if (s.out == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&alloc, s.out, 1, err));
     *s.out = (ph_cycles){.count = 0};
     nt_arena_init(&s.out->arena, alloc);
     nt_arena_init(&s.scratch, alloc);

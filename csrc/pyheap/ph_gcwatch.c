@@ -300,12 +300,10 @@ gcwatch_subscribe(gcwatch_state *state, const ph_gcwatch_hooks *hooks, void *ctx
     if (list == NULL) {
         return nt_fail(err, NT_REFUSED, NT_NO_OFFSET, "gc.callbacks is not a list");
     }
-    NT_TRY(nt_grow(&system, (void **)&state->subscribers, &state->capacity,
-                   state->count + 1, sizeof(gcwatch_subscriber *), err));
-    gcwatch_subscriber *s = nt_allocate(&system, sizeof *s);
-    if (s == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(
+        NT_GROW(&system, state->subscribers, state->capacity, state->count + 1, err));
+    gcwatch_subscriber *s;
+    NT_TRY(NT_NEW(&system, s, 1, err));
     if (!gcwatch_is_listed(state) && PyList_Append(list, state->function) < 0) {
         PyErr_Clear();
         nt_release(&system, s, sizeof *s);
@@ -464,10 +462,8 @@ gcwatch_keep(gcwatch_state *state, const ph_heap *heap, const nt_bitset *dead,
              uint32_t count, nt_error *err)
 {
     const nt_alloc system = nt_alloc_system();
-    nt_sort_item *items = nt_allocate(&system, count * sizeof *items);
-    if (items == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_sort_item *items;
+    NT_TRY(NT_NEW(&system, items, count, err));
     uint32_t used = 0;
     for (size_t n = nt_bitset_next(dead, 0); n != NT_NO_MEMBER;
          n = nt_bitset_next(dead, n + 1)) {

@@ -66,8 +66,8 @@ ph_join_add(ph_join *join, const char *label, const char *file, int line,
     ph_added added = {.line = line, .thread = thread};
     NT_TRY(join_copy(&join->arena, label, &added.label, err));
     NT_TRY(join_copy(&join->arena, file, &added.file, err));
-    NT_TRY(nt_grow(&join->alloc, (void **)&join->added, &join->added_capacity,
-                   join->added_count + 1, sizeof *join->added, err));
+    NT_TRY(NT_GROW(&join->alloc, join->added, join->added_capacity,
+                   join->added_count + 1, err));
     join->added[join->added_count] = added;
     *node = join->walked + (uint32_t)join->added_count++;
     return NT_OK;
@@ -77,8 +77,8 @@ static nt_status
 join_append(ph_join *join, ph_link link, nt_error *err)
 {
     NT_TRY(join_copy(&join->arena, link.name, &link.name, err));
-    NT_TRY(nt_grow(&join->alloc, (void **)&join->links, &join->link_capacity,
-                   join->link_count + 1, sizeof *join->links, err));
+    NT_TRY(NT_GROW(&join->alloc, join->links, join->link_capacity, join->link_count + 1,
+                   err));
     join->links[join->link_count++] = link;
     return NT_OK;
 }
@@ -187,10 +187,7 @@ join_walk_shows(const nt_graph *walk, uint32_t source, uint32_t target)
 static nt_status
 join_judge(ph_join *join, const nt_graph *walk, nt_error *err)
 {
-    join->links_in = nt_allocate(&join->alloc, join->walked * sizeof *join->links_in);
-    if (join->links_in == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&join->alloc, join->links_in, join->walked, err));
     memset(join->links_in, 0, join->walked * sizeof *join->links_in);
     for (size_t i = 0; i < join->link_count; i++) {
         ph_link *link = &join->links[i];

@@ -77,8 +77,7 @@ loop_entry_of(loop_search *s, uint32_t component, loop_entry **out, nt_error *er
     uint32_t at = nt_map_find(&s->index, component);
     if (at == NT_NONE) {
         at = (uint32_t)s->count;
-        NT_TRY(nt_grow(&s->alloc, (void **)&s->entries, &s->capacity, s->count + 1,
-                       sizeof *s->entries, err));
+        NT_TRY(NT_GROW(&s->alloc, s->entries, s->capacity, s->count + 1, err));
         NT_TRY(nt_map_set(&s->index, component, at, err));
         s->entries[s->count++] = (loop_entry){.component = component};
     }

@@ -630,9 +630,8 @@ typedef struct builtin_order {
 } builtin_order;
 
 static int
-builtin_count_visit(PyObject *target, void *ctx)
+builtin_count_visit(PyObject *Py_UNUSED(target), void *ctx)
 {
-    (void)target;
     ++*(Py_ssize_t *)ctx;
     return 0;
 }
@@ -1035,9 +1034,8 @@ typedef struct names_found {
 } names_found;
 
 static int
-names_keep(void *ctx, PyObject *target, ph_edge_kind kind, const char *name)
+names_keep(void *ctx, PyObject *Py_UNUSED(target), ph_edge_kind kind, const char *name)
 {
-    (void)target;
     names_found *found = ctx;
     found->kind = kind;
     const size_t length = strlen(name);

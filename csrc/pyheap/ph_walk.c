@@ -316,10 +316,10 @@ index_make_room(ph_heap *heap, nt_error *err)
             index_put(&index->slots, index->numbers[i], i);
         }
     }
-    NT_TRY(nt_grow(&heap->alloc, (void **)&index->numbers, &index->number_capacity,
-                   count + (size_t)1, sizeof(uintptr_t), err));
-    return nt_grow(&heap->alloc, (void **)&index->words, &index->word_capacity,
-                   (count + (size_t)1) * WALK_CHUNK_WORDS, sizeof(walk_word), err);
+    NT_TRY(NT_GROW(&heap->alloc, index->numbers, index->number_capacity,
+                   count + (size_t)1, err));
+    return NT_GROW(&heap->alloc, index->words, index->word_capacity,
+                   (count + (size_t)1) * WALK_CHUNK_WORDS, err);
 }
 
 /* The chunk of this number, made if there is none. */
@@ -639,9 +639,8 @@ leaves_visit(PyObject *object, void *arg)
         return 0;
     }
     word->bits |= walk_bit_of(address);
-    round->status =
-        nt_grow(&round->heap->alloc, (void **)&round->found, &round->capacity,
-                round->count + 1, sizeof(PyObject *), round->err);
+    round->status = NT_GROW(&round->heap->alloc, round->found, round->capacity,
+                            round->count + 1, round->err);
     if (round->status != NT_OK) {
         return -1;
     }

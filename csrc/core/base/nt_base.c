@@ -147,6 +147,13 @@ nt_allocate(const nt_alloc *alloc, size_t size)
     return size == 0 ? NULL : alloc->resize(alloc->ctx, NULL, 0, size);
 }
 
+nt_status
+nt_take(const nt_alloc *alloc, void **out, size_t size, nt_error *err)
+{
+    *out = nt_allocate(alloc, size);
+    return *out == NULL && size != 0 ? nt_fail_nomem(err) : NT_OK;
+}
+
 void
 nt_release(const nt_alloc *alloc, void *ptr, size_t size)
 {

@@ -96,15 +96,28 @@ nt_alloc_system(void);
 void *
 nt_allocate(const nt_alloc *alloc, size_t size);
 
+/* The same with NT_NOMEM on failure; *out is NULL then, and for size 0. */
+nt_status
+nt_take(const nt_alloc *alloc, void **out, size_t size, nt_error *err) NT_CHECKED;
+
+/* nt_take for `count` elements of the pointer `array`. */
+#define NT_NEW(alloc, array, count, err)                                               \
+    nt_take(alloc, (void **)&(array), (count) * sizeof *(array), err)
+
 /* Gives back a block of `size` bytes; NULL is fine. */
 void
 nt_release(const nt_alloc *alloc, void *ptr, size_t size);
 
-/* Makes room for `need` elements of `element` bytes in *array (capacity
- * *capacity), at least doubling it when it grows. On failure nothing changed. */
+/* Makes room for `need` elements of `element` bytes in *array, which has room for
+ * *capacity of them, and at least doubles it when it grows. On failure nothing changed.
+ */
 nt_status
 nt_grow(const nt_alloc *alloc, void **array, size_t *capacity, size_t need,
         size_t element, nt_error *err) NT_CHECKED;
+
+/* nt_grow on the pointer `array` and its `capacity`. */
+#define NT_GROW(alloc, array, capacity, need, err)                                     \
+    nt_grow(alloc, (void **)&(array), &(capacity), need, sizeof *(array), err)
 
 /* Cuts *array down to exactly `count` elements; keeps it as it is if that fails. */
 void

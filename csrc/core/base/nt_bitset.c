@@ -43,10 +43,7 @@ nt_bitset_init(nt_bitset *set, nt_alloc alloc, size_t size, nt_error *err)
         set->first[set->levels++] = total;
         total += words;
     } while (words > 1);
-    set->words = nt_allocate(&alloc, total * sizeof(uint64_t));
-    if (set->words == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&alloc, set->words, total, err));
     set->word_count = total;
     memset(set->words, 0, total * sizeof(uint64_t));
     return NT_OK;

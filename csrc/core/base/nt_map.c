@@ -37,10 +37,8 @@ map_enlarge(nt_map *map, nt_error *err)
     if (!nt_size_mul(slots, sizeof(nt_map_entry), &bytes)) {
         return nt_fail_nomem(err);
     }
-    nt_map_entry *entries = nt_allocate(&map->alloc, bytes);
-    if (entries == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_map_entry *entries;
+    NT_TRY(nt_take(&map->alloc, (void **)&entries, bytes, err));
     for (size_t i = 0; i < slots; i++) {
         entries[i] = (nt_map_entry){.value = NT_NONE};
     }
@@ -131,10 +129,8 @@ struct nt_strings {
 nt_status
 nt_strings_new(const nt_alloc *alloc, nt_strings **out, nt_error *err)
 {
-    nt_strings *strings = nt_allocate(alloc, sizeof *strings);
-    if (strings == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_strings *strings;
+    NT_TRY(NT_NEW(alloc, strings, 1, err));
     *strings = (nt_strings){.alloc = *alloc};
     nt_arena_init(&strings->arena, *alloc);
     *out = strings;
@@ -202,10 +198,8 @@ strings_enlarge(nt_strings *strings, nt_error *err)
     if (!nt_size_mul(slot_count, sizeof(uint32_t), &bytes)) {
         return nt_fail_nomem(err);
     }
-    uint32_t *slots = nt_allocate(&strings->alloc, bytes);
-    if (slots == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint32_t *slots;
+    NT_TRY(nt_take(&strings->alloc, (void **)&slots, bytes, err));
     memset(slots, 0xff, bytes);
     for (uint32_t id = 0; id < strings->count; id++) {
         size_t slot = (size_t)strings->entries[id].hash & (slot_count - 1);
@@ -236,8 +230,8 @@ nt_strings_intern(nt_strings *strings, const void *bytes, size_t length, uint32_
     if (strings->count >= NT_NONE) {
         return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 distinct strings");
     }
-    NT_TRY(nt_grow(&strings->alloc, (void **)&strings->entries, &strings->capacity,
-                   strings->count + 1, sizeof(string_entry), err));
+    NT_TRY(NT_GROW(&strings->alloc, strings->entries, strings->capacity,
+                   strings->count + 1, err));
     const uint8_t *copy = nt_arena_copy(&strings->arena, bytes, length);
     if (copy == NULL) {
         return nt_fail_nomem(err);

@@ -37,10 +37,8 @@ fragment_rank(const nt_alloc *alloc, void *rows, size_t count, size_t element,
     if (count == 0) {
         return NT_OK;
     }
-    char *copy = nt_allocate(alloc, count * element);
-    if (copy == NULL) {
-        return nt_fail_nomem(err);
-    }
+    char *copy;
+    NT_TRY(nt_take(alloc, (void **)&copy, count * element, err));
     memcpy(copy, rows, count * element);
     nt_sort(order, count);
     for (size_t i = 0; i < count; i++) {
@@ -91,8 +89,7 @@ fragment_group_of(nt_fragment *f, nt_map *known, const nt_segment_columns *s,
             return NT_OK;
         }
     }
-    NT_TRY(nt_grow(&f->alloc, (void **)&f->groups, &f->group_capacity,
-                   f->group_count + 1, sizeof(nt_fragment_group), err));
+    NT_TRY(NT_GROW(&f->alloc, f->groups, f->group_capacity, f->group_count + 1, err));
     NT_TRY(nt_map_set(known, key, (uint32_t)f->group_count, err));
     f->groups[f->group_count] = group;
     *out = (uint32_t)f->group_count++;
@@ -142,10 +139,8 @@ fragment_reclaimable(const nt_fragment *f, const nt_layout *layout, uint32_t seg
 static nt_status
 fragment_add_hole(nt_fragment *f, const nt_hole *hole, uint32_t group, nt_error *err)
 {
-    NT_TRY(nt_grow(&f->alloc, (void **)&f->holes, &f->hole_capacity, f->hole_count + 1,
-                   sizeof(nt_hole), err));
-    NT_TRY(nt_grow(&f->alloc, (void **)&f->places, &f->place_capacity,
-                   f->place_count + 1, sizeof(fragment_place), err));
+    NT_TRY(NT_GROW(&f->alloc, f->holes, f->hole_capacity, f->hole_count + 1, err));
+    NT_TRY(NT_GROW(&f->alloc, f->places, f->place_capacity, f->place_count + 1, err));
     const nt_fragment_group *g = &f->groups[group];
     f->places[f->place_count++] =
         (fragment_place){hole->size, g->stream, g->pool, g->device, g->kind};
@@ -247,8 +242,8 @@ fragment_count_segment(nt_fragment *f, nt_map *known, const nt_layout *layout,
             fragment_count_active(f, layout, block, group, &piece);
         }
     }
-    NT_TRY(nt_grow(&f->alloc, (void **)&f->segments, &f->segment_capacity,
-                   f->segment_count + 1, sizeof(nt_fragment_segment), err));
+    NT_TRY(NT_GROW(&f->alloc, f->segments, f->segment_capacity, f->segment_count + 1,
+                   err));
     f->segments[f->segment_count++] = piece;
     return NT_OK;
 }
@@ -261,10 +256,8 @@ fragment_rank_all(nt_fragment *f, nt_error *err)
     if (most == 0) {
         return NT_OK;
     }
-    nt_sort_item *order = nt_allocate(&f->alloc, most * sizeof *order);
-    if (order == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_sort_item *order;
+    NT_TRY(NT_NEW(&f->alloc, order, most, err));
     for (uint32_t i = 0; i < f->hole_count; i++) {
         order[i] = (nt_sort_item){UINT64_MAX - f->holes[i].size, i};
     }
@@ -301,10 +294,8 @@ nt_fragment_new(const nt_alloc *alloc, const nt_layout *layout,
                 const nt_settings *settings, int32_t device, nt_fragment **out,
                 nt_error *err)
 {
-    nt_fragment *f = nt_allocate(alloc, sizeof *f);
-    if (f == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_fragment *f;
+    NT_TRY(NT_NEW(alloc, f, 1, err));
     *f = (nt_fragment){.alloc = *alloc, .settings = *settings};
     const nt_status status = fragment_fill(f, layout, device, err);
     if (status != NT_OK) {

@@ -16,8 +16,7 @@ graph_queue_push(graph_queue *queue, const nt_alloc *alloc, uint32_t node,
                  nt_error *err)
 {
     if (NT_UNLIKELY(queue->count == queue->capacity)) {
-        NT_TRY(nt_grow(alloc, (void **)&queue->nodes, &queue->capacity,
-                       queue->count + 1, sizeof *queue->nodes, err));
+        NT_TRY(NT_GROW(alloc, queue->nodes, queue->capacity, queue->count + 1, err));
     }
     queue->nodes[queue->count++] = node;
     return NT_OK;
@@ -343,10 +342,8 @@ nt_graph_owners(const nt_graph *graph, const uint32_t *component, uint32_t count
     }
     nt_status status = NT_OK;
     graph_queue queue = {0};
-    uint32_t *seeds = nt_allocate(&graph->alloc, count * sizeof *seeds);
-    if (seeds == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint32_t *seeds;
+    NT_TRY(NT_NEW(&graph->alloc, seeds, count, err));
     owners_find_seeds(graph, component, count, seeds);
     for (uint32_t c = 0; c < count; c++) {
         const uint32_t seed = seeds[c] & ~OWNERS_SEVERAL;
@@ -387,10 +384,7 @@ static nt_status
 cycle_to_bits(cycle_search *s, nt_error *err)
 {
     const size_t bytes = cycle_bits_bytes(s->graph);
-    s->bits = nt_allocate(&s->graph->alloc, bytes);
-    if (s->bits == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(nt_take(&s->graph->alloc, (void **)&s->bits, bytes, err));
     memset(s->bits, 0, bytes);
     for (size_t i = 0; i < s->queue.count; i++) {
         const uint32_t node = s->queue.nodes[i];
@@ -464,10 +458,8 @@ cycle_spell(const cycle_search *s, const nt_alloc *alloc, uint32_t last,
     for (uint32_t at = last; at != NT_NONE; at = s->from.nodes[at]) {
         count++;
     }
-    uint32_t *nodes = nt_allocate(alloc, count * sizeof *nodes);
-    if (nodes == NULL && count > 0) {
-        return nt_fail_nomem(err);
-    }
+    uint32_t *nodes;
+    NT_TRY(NT_NEW(alloc, nodes, count, err));
     uint32_t place = count;
     for (uint32_t at = last; at != NT_NONE; at = s->from.nodes[at]) {
         nodes[--place] = s->queue.nodes[at];
@@ -599,12 +591,9 @@ paths_take(paths_search *s, uint32_t found, nt_error *err)
     for (uint32_t at = found; at != NT_NONE; at = s->from.nodes[at]) {
         length++;
     }
-    NT_TRY(nt_grow(alloc, (void **)&s->paths, &s->capacity, (size_t)s->count + 1,
-                   sizeof *s->paths, err));
-    uint32_t *nodes = nt_allocate(alloc, length * sizeof *nodes);
-    if (nodes == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_GROW(alloc, s->paths, s->capacity, (size_t)s->count + 1, err));
+    uint32_t *nodes;
+    NT_TRY(NT_NEW(alloc, nodes, length, err));
     size_t place = 0;
     for (uint32_t at = found; at != NT_NONE; at = s->from.nodes[at]) {
         nodes[place++] = s->queue.nodes[at];
@@ -689,17 +678,10 @@ nt_graph_paths(const nt_graph *reversed, uint32_t node, const nt_bitset *roots,
     paths_search search = {.reversed = reversed, .roots = roots, .hidden = hidden};
     nt_graph_path *exact = NULL;
     nt_status status = NT_OK;
-    search.seen = nt_allocate(alloc, seen_bytes);
-    if (search.seen == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(nt_take(alloc, (void **)&search.seen, seen_bytes, err));
     memset(search.seen, 0, seen_bytes);
     NT_TRY_DONE(paths_collect(&search, node, most, err));
-    exact = nt_allocate(alloc, search.count * sizeof *exact);
-    if (exact == NULL && search.count > 0) {
-        status = nt_fail_nomem(err);
-        goto done;
-    }
+    NT_TRY_DONE(NT_NEW(alloc, exact, search.count, err));
     if (search.count > 0) {
         memcpy(exact, search.paths, search.count * sizeof *exact);
     }
@@ -849,10 +831,7 @@ dominators_collect_referrers(dominators_state *s, nt_error *err)
             s->first[s->number[graph->targets[e]]]++;
         }
     }
-    s->from = nt_allocate(&graph->alloc, edges * sizeof *s->from);
-    if (s->from == NULL && edges > 0) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&graph->alloc, s->from, edges, err));
     s->from_count = edges;
     for (uint32_t i = 1; i <= s->reached + 1; i++) {
         s->first[i] += s->first[i - 1];
@@ -951,10 +930,7 @@ nt_graph_dominators(const nt_graph *graph, const uint32_t *roots, size_t root_co
     size_t first_bytes = 0;
     nt_status status = NT_OK;
     dominators_state s = {.graph = graph, .number = idom, .order = order};
-    s.entries = nt_allocate(&graph->alloc, entry_bytes);
-    if (s.entries == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(nt_take(&graph->alloc, (void **)&s.entries, entry_bytes, err));
     memset(idom, 0xff, graph->node_count * sizeof *idom);
     s.entries[0] = (dominators_entry){0};
     for (size_t i = 0; i < root_count; i++) {
@@ -965,11 +941,7 @@ nt_graph_dominators(const nt_graph *graph, const uint32_t *roots, size_t root_co
         s.entries[idom[roots[i]]].dominator = 0;
     }
     first_bytes = ((size_t)s.reached + 2) * sizeof *s.first;
-    s.first = nt_allocate(&graph->alloc, first_bytes);
-    if (s.first == NULL) {
-        status = nt_fail_nomem(err);
-        goto done;
-    }
+    NT_TRY_DONE(nt_take(&graph->alloc, (void **)&s.first, first_bytes, err));
     NT_TRY_DONE(dominators_collect_referrers(&s, err));
     dominators_sweep(&s);
     for (uint32_t i = 1; i <= s.reached; i++) {

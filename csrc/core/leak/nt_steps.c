@@ -89,8 +89,7 @@ steps_marks_add(steps_work *w, steps_marks *all, int64_t at, uint32_t name,
     size_t length;
     const char *text = nt_strings_get(nt_snapshot_strings(w->snapshot), name, &length);
     length = steps_pattern(text, length, pattern, &counts);
-    NT_TRY(nt_grow(&w->alloc, (void **)&all->marks, &all->capacity, all->count + 1,
-                   sizeof *all->marks, err));
+    NT_TRY(NT_GROW(&w->alloc, all->marks, all->capacity, all->count + 1, err));
     steps_mark mark = {.at = at, .name = name};
     NT_TRY(nt_strings_intern(all->patterns, pattern, length, &mark.pattern, err));
     all->marks[all->count++] = mark;
@@ -141,10 +140,8 @@ steps_commonest(steps_work *w, const steps_marks *all, uint32_t *out, size_t *co
                 nt_error *err)
 {
     const size_t patterns = nt_strings_count(all->patterns);
-    uint32_t *counts = nt_allocate(&w->alloc, patterns * sizeof *counts);
-    if (counts == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint32_t *counts;
+    NT_TRY(NT_NEW(&w->alloc, counts, patterns, err));
     memset(counts, 0, patterns * sizeof *counts);
     for (size_t i = 0; i < all->count; i++) {
         counts[all->marks[i].pattern]++;
@@ -166,8 +163,7 @@ steps_add_edge(steps_work *w, size_t event, nt_error *err)
     if (w->edge_count > 0 && w->edges[w->edge_count - 1] >= event) {
         return NT_OK;
     }
-    NT_TRY(nt_grow(&w->alloc, (void **)&w->edges, &w->edge_capacity, w->edge_count + 1,
-                   sizeof *w->edges, err));
+    NT_TRY(NT_GROW(&w->alloc, w->edges, w->edge_capacity, w->edge_count + 1, err));
     w->edges[w->edge_count++] = (uint32_t)event;
     return NT_OK;
 }
@@ -361,8 +357,7 @@ steps_add_pass(steps_work *w, size_t first, size_t end, nt_error *err)
             return NT_OK;
         }
     }
-    NT_TRY(nt_grow(&w->alloc, (void **)&w->passes, &w->pass_capacity, w->pass_count + 1,
-                   sizeof *w->passes, err));
+    NT_TRY(NT_GROW(&w->alloc, w->passes, w->pass_capacity, w->pass_count + 1, err));
     w->passes[w->pass_count++] = (steps_pass){(uint32_t)first, (uint32_t)end};
     return NT_OK;
 }
@@ -1008,10 +1003,7 @@ static nt_status
 steps_set_roles(steps_work *w, const uint8_t *roles, nt_error *err)
 {
     bool trains = false;
-    w->role = nt_allocate(&w->alloc, w->count);
-    if (w->role == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(nt_take(&w->alloc, (void **)&w->role, w->count, err));
     for (size_t i = 0; i < w->count; i++) {
         const uint8_t role =
             w->stack[i] == NT_NO_STACK ? NT_ROLE_EMPTY : roles[w->stack[i]];

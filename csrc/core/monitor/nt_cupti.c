@@ -274,10 +274,8 @@ nt_cupti_start(const nt_alloc *alloc, const char *name, bool only_loaded,
                const nt_ledger_rule *rules, size_t rule_count, nt_cupti **out,
                nt_error *err)
 {
-    nt_cupti *c = nt_allocate(alloc, sizeof *c);
-    if (c == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_cupti *c;
+    NT_TRY(NT_NEW(alloc, c, 1, err));
     *c = (nt_cupti){.alloc = *alloc};
     nt_status status;
     NT_TRY_DONE(nt_library_open(name, only_loaded, &c->library, err));

@@ -530,10 +530,8 @@ nt_status
 nt_device_open(const nt_alloc *alloc, const nt_device_names *names, nt_device **out,
                nt_error *err)
 {
-    nt_device *d = nt_allocate(alloc, sizeof *d);
-    if (d == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_device *d;
+    NT_TRY(NT_NEW(alloc, d, 1, err));
     const char *nvml = names != NULL && names->nvml != NULL ? names->nvml : DEVICE_NVML;
     *d = (nt_device){.alloc = *alloc, .driver_name = DEVICE_DRIVER};
     if (names != NULL && names->driver != NULL) {

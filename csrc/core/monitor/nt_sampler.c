@@ -492,10 +492,8 @@ nt_sampler_new(const nt_alloc *alloc, const nt_sampler_options *options,
                nt_sampler **out, nt_error *err)
 {
     NT_TRY(sampler_check(options, devices, count, err));
-    nt_sampler *s = nt_allocate(alloc, sizeof *s);
-    if (s == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_sampler *s;
+    NT_TRY(NT_NEW(alloc, s, 1, err));
     *s = (nt_sampler){.alloc = *alloc, .options = *options, .source = *source};
     atomic_store(&s->is_stopping, 1);
     s->unix_us = sampler_clock_ns(CLOCK_REALTIME) / 1000 - sampler_monotonic_us();

@@ -67,10 +67,8 @@ nt_status
 nt_pyramid_new(const nt_alloc *alloc, const uint64_t *values, size_t count,
                nt_pyramid **out, nt_error *err)
 {
-    nt_pyramid *p = nt_allocate(alloc, sizeof *p);
-    if (p == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_pyramid *p;
+    NT_TRY(NT_NEW(alloc, p, 1, err));
     *p = (nt_pyramid){.alloc = *alloc, .count = count};
     pyramid_measure(p);
     p->values = nt_allocate(alloc, count * sizeof *values);

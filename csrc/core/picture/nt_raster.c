@@ -475,10 +475,8 @@ static nt_status
 map_segments(const nt_raster *r, nt_sort_item **out, size_t *count, nt_error *err)
 {
     const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
-    nt_sort_item *items = nt_allocate(&r->alloc, s->count * sizeof *items);
-    if (items == NULL && s->count != 0) {
-        return nt_fail_nomem(err);
-    }
+    nt_sort_item *items;
+    NT_TRY(NT_NEW(&r->alloc, items, s->count, err));
     size_t passed = 0;
     for (size_t row = 0; row < s->count; row++) {
         if (map_passes(r, row)) {
@@ -502,8 +500,7 @@ map_add_range(nt_raster *r, uint64_t first, uint64_t end, nt_error *err)
         last->size = size > last->size ? size : last->size;
         return NT_OK;
     }
-    NT_TRY(nt_grow(&r->alloc, (void **)&r->ranges, &r->range_capacity,
-                   r->range_count + 1, sizeof(nt_raster_range), err));
+    NT_TRY(NT_GROW(&r->alloc, r->ranges, r->range_capacity, r->range_count + 1, err));
     r->ranges[r->range_count++] = (nt_raster_range){first, end - first, 0};
     return NT_OK;
 }
@@ -686,11 +683,7 @@ map_add_filtered(nt_raster *r, const nt_sort_item *segments, size_t count,
     const size_t bytes = (2 * count + a->count) * sizeof(nt_sort_item);
     NT_TRY(nt_bitset_init(&m.standing, r->alloc, count, err));
     nt_status status = NT_OK;
-    m.steps = nt_allocate(&r->alloc, bytes);
-    if (m.steps == NULL && bytes != 0) {
-        status = nt_fail_nomem(err);
-        goto done;
-    }
+    NT_TRY_DONE(nt_take(&r->alloc, (void **)&m.steps, bytes, err));
     map_list_steps(r, &m);
     for (size_t i = 0; i < m.step_count; i++) {
         const uint32_t value = m.steps[i].value;
@@ -763,10 +756,7 @@ map_make_room(nt_raster *r, nt_error *err)
         return nt_fail_nomem(err);
     }
     if (is_filtered && blocks != 0) {
-        r->block_rows = nt_allocate(&r->alloc, blocks * sizeof(uint32_t));
-        if (r->block_rows == NULL) {
-            return nt_fail_nomem(err);
-        }
+        NT_TRY(NT_NEW(&r->alloc, r->block_rows, blocks, err));
         r->block_capacity = blocks;
     }
     return NT_OK;
@@ -935,10 +925,7 @@ sums_sort(sums_sweep *d, nt_error *err)
     const nt_raster *r = d->raster;
     const uint32_t first = d->time->first, end = d->time->end;
     const size_t states = end - first;
-    d->change_first = nt_allocate(&r->alloc, (states + 1) * sizeof(uint32_t));
-    if (d->change_first == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&r->alloc, d->change_first, states + 1, err));
     for (size_t s = 0; s <= states; s++) {
         d->change_first[s] = 0;
     }
@@ -952,10 +939,7 @@ sums_sort(sums_sweep *d, nt_error *err)
         d->change_first[s] = sum;
     }
     d->change_count = sum;
-    d->changes = nt_allocate(&r->alloc, sum * sizeof(uint32_t));
-    if (d->changes == NULL && sum != 0) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&r->alloc, d->changes, sum, err));
     /* From the ends downwards, so that each count turns into where its state begins. */
     for (size_t i = raster_next(r, 0, first, end); i < r->item_count;
          i = raster_next(r, i + 1, first, end)) {
@@ -991,10 +975,7 @@ raster_sums(const nt_raster *r, const nt_raster_view *view, const nt_raster_time
     d.scale = raster_scale_of(r, view);
     d.per_area = 1.0 / ((double)d.scale.span * (double)time->span);
     d.now = raster_time_start(time);
-    d.rows = nt_allocate(&r->alloc, bytes);
-    if (d.rows == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(nt_take(&r->alloc, (void **)&d.rows, bytes, err));
     for (uint32_t at = 0; at < view->height; at++) {
         d.rows[at] = (sums_row){.since = d.now};
     }
@@ -1325,10 +1306,8 @@ draw_blocks(draw_job *d, nt_error *err)
     const size_t height = d->view->height, pixels = d->view->width * height;
     const size_t key_bytes = (pixels + height) * sizeof(uint64_t);
     const size_t bytes = key_bytes + (height + BORDERS_BEHIND) * sizeof(draw_border);
-    uint64_t *keys = nt_allocate(alloc, bytes);
-    if (keys == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint64_t *keys;
+    NT_TRY(nt_take(alloc, (void **)&keys, bytes, err));
     memset(keys, 0, key_bytes);
     d->borders = (draw_border *)(keys + pixels + height);
     draw_find_borders(d);
@@ -1448,10 +1427,7 @@ static nt_status
 raster_make_chunks(nt_raster *r, nt_error *err)
 {
     r->chunk_count = r->item_count / NT_RASTER_CHUNK + 1;
-    r->chunks = nt_allocate(&r->alloc, r->chunk_count * sizeof *r->chunks);
-    if (r->chunks == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&r->alloc, r->chunks, r->chunk_count, err));
     for (size_t i = 0; i < r->chunk_count; i++) {
         r->chunks[i] = (nt_raster_chunk){UINT32_MAX, 0};
     }
@@ -1538,10 +1514,8 @@ nt_status
 nt_raster_new(const nt_alloc *alloc, const nt_timeline *timeline,
               const nt_raster_options *options, nt_raster **out, nt_error *err)
 {
-    nt_raster *r = nt_allocate(alloc, sizeof *r);
-    if (r == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_raster *r;
+    NT_TRY(NT_NEW(alloc, r, 1, err));
     *r = (nt_raster){.alloc = *alloc, .timeline = timeline, .options = *options};
     const nt_status status = raster_make(r, err);
     if (status != NT_OK) {

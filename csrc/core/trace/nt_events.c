@@ -164,8 +164,8 @@ nt_status
 nt_events_pick(nt_events *events, size_t first, size_t count, nt_error *err)
 {
     NT_ASSERT(first + count <= events->columns.count);
-    NT_TRY(nt_grow(&events->alloc, (void **)&events->runs, &events->run_capacity,
-                   events->run_count + 1, sizeof(nt_event_run), err));
+    NT_TRY(NT_GROW(&events->alloc, events->runs, events->run_capacity,
+                   events->run_count + 1, err));
     nt_event_run *last =
         events->run_count == 0 ? NULL : &events->runs[events->run_count - 1];
     if (last != NULL && last->first + last->count == first) {
@@ -182,10 +182,8 @@ static nt_status
 events_arrange_column(nt_events *events, size_t i, nt_error *err)
 {
     const size_t element = event_specs[i].element;
-    char *fresh = nt_allocate(&events->alloc, events->picked * element);
-    if (fresh == NULL && events->picked != 0) {
-        return nt_fail_nomem(err);
-    }
+    char *fresh;
+    NT_TRY(nt_take(&events->alloc, (void **)&fresh, events->picked * element, err));
     char *old = nt_column_get(&events->columns, event_specs[i]);
     size_t row = 0;
     for (size_t run = 0; run < events->run_count; run++) {

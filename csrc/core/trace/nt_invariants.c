@@ -410,10 +410,8 @@ static nt_status
 layout_sort_blocks(const layout_check *c, size_t first, size_t count)
 {
     nt_block_columns *b = c->blocks;
-    nt_block *rows = nt_allocate(&c->alloc, count * sizeof *rows);
-    if (rows == NULL) {
-        return nt_fail_nomem(c->err);
-    }
+    nt_block *rows;
+    NT_TRY(NT_NEW(&c->alloc, rows, count, c->err));
     for (size_t i = 0; i < count; i++) {
         c->items[i] = (nt_sort_item){b->address[first + i], (uint32_t)i};
     }

@@ -231,9 +231,8 @@ live_add_segment(nt_live_builder *b, const nt_live_segment *segment)
     if (b->status != NT_OK) {
         return -1;
     }
-    const nt_status status =
-        nt_grow(&b->alloc, (void **)&b->segments, &b->segment_capacity,
-                b->segment_count + 1, sizeof(nt_live_row), b->err);
+    const nt_status status = NT_GROW(&b->alloc, b->segments, b->segment_capacity,
+                                     b->segment_count + 1, b->err);
     if (status == NT_OK) {
         b->segments[b->segment_count++] =
             (nt_live_row){.segment = *segment, .block_first = b->block_count};
@@ -248,8 +247,8 @@ live_append_block(nt_live_builder *b, const nt_live_block *block, uint32_t stack
         return nt_fail(b->err, NT_ARGUMENT, NT_NO_OFFSET,
                        "a block of the layout came before any segment");
     }
-    NT_TRY(nt_grow(&b->alloc, (void **)&b->blocks, &b->block_capacity,
-                   b->block_count + 1, sizeof(nt_live_block_row), b->err));
+    NT_TRY(
+        NT_GROW(&b->alloc, b->blocks, b->block_capacity, b->block_count + 1, b->err));
     b->blocks[b->block_count++] = (nt_live_block_row){*block, stack};
     b->segments[b->segment_count - 1].block_count++;
     return NT_OK;
@@ -458,10 +457,7 @@ live_mark_copy(nt_live_mark *mark, const nt_alloc *alloc, uint64_t most, nt_erro
     count = count < most ? count : most;
     count = count < room ? count : room;
     mark->from = mark->head - count;
-    mark->entries = nt_allocate(alloc, (size_t)count * sizeof(nt_ring_entry));
-    if (mark->entries == NULL && count != 0) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(alloc, mark->entries, (size_t)count, err));
     mark->room = (size_t)count;
     mark->first = nt_ring_read(mark->ring, mark->from, mark->head, mark->entries);
     nt_ring_count(mark->ring, &mark->counts);
@@ -657,8 +653,7 @@ live_add_mark(nt_live_builder *b, int32_t device, const nt_ring *ring, uint64_t 
         return nt_fail(b->err, NT_ARGUMENT, NT_NO_OFFSET,
                        "the layout has device %d twice, or out of range", (int)device);
     }
-    NT_TRY(nt_grow(&b->alloc, (void **)&b->marks, &b->mark_capacity, b->mark_count + 1,
-                   sizeof(nt_live_mark), b->err));
+    NT_TRY(NT_GROW(&b->alloc, b->marks, b->mark_capacity, b->mark_count + 1, b->err));
     nt_live_mark *mark = &b->marks[b->mark_count++];
     *mark = (nt_live_mark){.ring = ring,
                            .start = nt_ring_start(ring),

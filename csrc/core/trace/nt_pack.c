@@ -975,8 +975,8 @@ books_enter(event_books *books, uint8_t action, size_t row, nt_error *err)
     }
     event_rows *rows = side == SIDE_OPENS ? &books->opened : &books->asked;
     if (NT_UNLIKELY(rows->count == rows->capacity)) {
-        NT_TRY(nt_grow(&books->alloc, (void **)&rows->rows, &rows->capacity,
-                       rows->count + 1, sizeof(uint32_t), err));
+        NT_TRY(
+            NT_GROW(&books->alloc, rows->rows, rows->capacity, rows->count + 1, err));
     }
     rows->rows[rows->count++] = (uint32_t)row;
     return NT_OK;

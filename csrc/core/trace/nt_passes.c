@@ -111,10 +111,8 @@ passes_decide_stacks(nt_passes *p, const uint16_t *frames, nt_error *err)
     const nt_stacks *stacks = nt_snapshot_stacks(nt_timeline_snapshot(p->timeline));
     const uint32_t *innermost = nt_stacks_innermost(stacks);
     const uint32_t *parent = nt_stacks_parent(stacks);
-    passes_outer *outer = nt_allocate(&p->alloc, p->stacks * sizeof *outer);
-    if (outer == NULL) {
-        return nt_fail_nomem(err);
-    }
+    passes_outer *outer;
+    NT_TRY(NT_NEW(&p->alloc, outer, p->stacks, err));
     outer[NT_EMPTY_STACK] = (passes_outer){.user = NT_ROLE_USER};
     p->stack_role[NT_EMPTY_STACK] = NT_ROLE_EMPTY;
     p->torch[NT_EMPTY_STACK] = 0;
@@ -267,10 +265,8 @@ nt_passes_new(const nt_alloc *alloc, const nt_timeline *timeline,
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
                        "passes need what each frame of the snapshot says");
     }
-    nt_passes *p = nt_allocate(alloc, sizeof *p);
-    if (p == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_passes *p;
+    NT_TRY(NT_NEW(alloc, p, 1, err));
     *p = (nt_passes){.alloc = *alloc, .timeline = timeline};
     p->stacks = nt_stacks_count(stacks);
     p->events = nt_timeline_event_count(timeline);

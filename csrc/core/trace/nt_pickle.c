@@ -344,8 +344,7 @@ pickle_grow_memo(nt_pickle *p, size_t need)
             p->memo_capacity = expected;
         }
     }
-    return nt_grow(&p->alloc, (void **)&p->memo, &p->memo_capacity, need,
-                   sizeof(nt_value), p->err);
+    return NT_GROW(&p->alloc, p->memo, p->memo_capacity, need, p->err);
 }
 
 /* A memo opcode, if one is at *at, stores `value`. Only the entry next in line: then
@@ -471,8 +470,7 @@ pickle_emit_sequence(nt_pickle *p, size_t count, nt_value *out)
 static nt_status
 pickle_reserve_scratch(nt_pickle *p, size_t count)
 {
-    return nt_grow(&p->alloc, (void **)&p->scratch, &p->scratch_capacity, count,
-                   sizeof(uint32_t), p->err);
+    return NT_GROW(&p->alloc, p->scratch, p->scratch_capacity, count, p->err);
 }
 
 static nt_status
@@ -1442,8 +1440,8 @@ static nt_status
 pickle_push(nt_pickle *p, nt_value value)
 {
     if (NT_UNLIKELY(p->stack_count == p->stack_capacity)) {
-        NT_TRY(nt_grow(&p->alloc, (void **)&p->stack, &p->stack_capacity,
-                       p->stack_count + 1, sizeof(nt_value), p->err));
+        NT_TRY(NT_GROW(&p->alloc, p->stack, p->stack_capacity, p->stack_count + 1,
+                       p->err));
     }
     p->stack[p->stack_count++] = value;
     return NT_OK;
@@ -1653,10 +1651,8 @@ text_unicode(nt_pickle *p, const uint8_t *line, size_t length)
         return nt_fail_nomem(p->err);
     }
     /* A Latin-1 byte becomes two bytes at most, an escape of six becomes three. */
-    uint8_t *utf8 = nt_allocate(&p->alloc, size);
-    if (utf8 == NULL) {
-        return nt_fail_nomem(p->err);
-    }
+    uint8_t *utf8;
+    NT_TRY(nt_take(&p->alloc, (void **)&utf8, size, p->err));
     nt_status status = NT_OK;
     size_t written = 0;
     for (size_t at = 0; at < length && status == NT_OK;) {
@@ -1973,8 +1969,7 @@ pickle_push_mark(nt_pickle *p)
         return nt_fail(p->err, NT_LIMIT, p->opcode_offset,
                        "containers are nested more than %d deep", NT_PICKLE_MOST_DEPTH);
     }
-    NT_TRY(nt_grow(&p->alloc, (void **)&p->marks, &p->mark_capacity, p->mark_count + 1,
-                   sizeof(size_t), p->err));
+    NT_TRY(NT_GROW(&p->alloc, p->marks, p->mark_capacity, p->mark_count + 1, p->err));
     p->marks[p->mark_count++] = p->stack_count;
     return NT_OK;
 }
@@ -2329,8 +2324,7 @@ static nt_status
 pickle_read(nt_pickle *p, nt_pickle_result *result)
 {
     /* From here on the stack is an array, even when nothing stands on it. */
-    NT_TRY(nt_grow(&p->alloc, (void **)&p->stack, &p->stack_capacity, 64,
-                   sizeof(nt_value), p->err));
+    NT_TRY(NT_GROW(&p->alloc, p->stack, p->stack_capacity, 64, p->err));
     NT_TRY(pickle_intern_words(p));
     const nt_status status = pickle_run(p);
     if (status != NT_OK) {

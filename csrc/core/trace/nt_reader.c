@@ -282,8 +282,8 @@ reader_odd_stack(nt_reader *r, nt_reader_place place, const nt_value_pair *items
     for (size_t i = 0; i < count; i++) {
         for (uint64_t step = 0; step < items[i].second; step++) {
             NT_TRY(reader_charge(r, 1));
-            NT_TRY(nt_grow(&r->alloc, (void **)&r->frames, &r->frames_capacity,
-                           filled + 1, sizeof(uint32_t), r->err));
+            NT_TRY(
+                NT_GROW(&r->alloc, r->frames, r->frames_capacity, filled + 1, r->err));
             const nt_value item = items[i].first;
             if (nt_value_tag_of(item) == NT_VALUE_RECORD &&
                 nt_value_kind(item) == KIND_FRAME) {
@@ -394,8 +394,7 @@ reader_forward(nt_reader *r, nt_reader_place place, nt_value value, uint32_t *ou
     NT_TRY(reader_charge(r, count));
     NT_TRY(nt_strings_intern(r->strings, "", 0, &empty, r->err));
     for (size_t i = 0; i < count; i++) {
-        NT_TRY(nt_grow(&r->alloc, (void **)&r->frames, &r->frames_capacity, i + 1,
-                       sizeof(uint32_t), r->err));
+        NT_TRY(NT_GROW(&r->alloc, r->frames, r->frames_capacity, i + 1, r->err));
         if (nt_value_tag_of(items[i].first) != NT_VALUE_STRING) {
             return reader_wrong_type(r, place, KEY_FORWARD_FRAMES, "a list of strings");
         }

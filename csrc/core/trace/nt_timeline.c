@@ -233,8 +233,8 @@ broken_see_places(broken *b, nt_map *seen)
         if (number == NT_NONE) {
             number = (uint32_t)b->place_count;
             NT_TRY(nt_map_set(seen, a->address[row], number, b->err));
-            NT_TRY(nt_grow(&b->alloc, (void **)&b->places, &b->place_capacity,
-                           b->place_count + 1, sizeof(nt_sort_item), b->err));
+            NT_TRY(NT_GROW(&b->alloc, b->places, b->place_capacity, b->place_count + 1,
+                           b->err));
             b->places[b->place_count++] = (nt_sort_item){a->address[row], number};
         }
         b->numbers[row] = number;
@@ -247,10 +247,8 @@ static nt_status
 broken_order_places(broken *b)
 {
     const size_t bytes = b->place_count * sizeof(uint32_t);
-    uint32_t *rank = nt_allocate(&b->alloc, bytes);
-    if (rank == NULL && bytes != 0) {
-        return nt_fail_nomem(b->err);
-    }
+    uint32_t *rank;
+    NT_TRY(nt_take(&b->alloc, (void **)&rank, bytes, b->err));
     nt_sort(b->places, b->place_count);
     for (size_t number = 0; number < b->place_count; number++) {
         rank[b->places[number].value] = (uint32_t)number;
@@ -269,10 +267,7 @@ broken_find_places(broken *b)
 {
     nt_map seen;
     const size_t rows = b->t->allocations.count;
-    b->numbers = nt_allocate(&b->alloc, rows * sizeof(uint32_t));
-    if (b->numbers == NULL && rows != 0) {
-        return nt_fail_nomem(b->err);
-    }
+    NT_TRY(NT_NEW(&b->alloc, b->numbers, rows, b->err));
     nt_map_init(&seen, b->alloc);
     nt_status status = broken_see_places(b, &seen);
     nt_map_clear(&seen);
@@ -702,10 +697,7 @@ nt_timeline_layout(const nt_timeline *t, int32_t event, nt_layout **out, nt_erro
                        t->count);
     }
     layout_maker m = {.t = t, .event = event, .err = err};
-    m.out = nt_allocate(&t->alloc, sizeof *m.out);
-    if (m.out == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&t->alloc, m.out, 1, err));
     *m.out = (timeline_layout){.segment_capacity = 0};
     const nt_status status = layout_make(&m);
     nt_release(&t->alloc, m.segments, m.segment_count * sizeof(nt_sort_item));
@@ -822,10 +814,7 @@ nt_timeline_holders(const nt_timeline *t, int32_t event, nt_holder_key by,
     holder_table h = {.t = t, .by = by, .err = err};
     h.size = 1 + (by == NT_BY_STACK ? nt_stacks_count(stacks)
                                     : nt_stacks_frame_count(stacks));
-    h.entries = nt_allocate(&t->alloc, h.size * sizeof(nt_holder));
-    if (h.entries == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&t->alloc, h.entries, h.size, err));
     memset(h.entries, 0, h.size * sizeof(nt_holder));
     nt_map_init(&h.names, t->alloc);
     nt_status status = holders_sum(&h, event);
@@ -1183,8 +1172,8 @@ timeline_sort_events(nt_timeline *t, nt_error *err)
     for (size_t i = 0; i < t->count; i++) {
         allocs += action[i] == NT_ACTION_ALLOC;
         if (NT_UNLIKELY(action[i] > NT_ACTION_FREE_COMPLETED)) {
-            NT_TRY(nt_grow(&t->alloc, (void **)&t->others, &t->other_capacity,
-                           t->other_count + 1, sizeof(uint32_t), err));
+            NT_TRY(NT_GROW(&t->alloc, t->others, t->other_capacity, t->other_count + 1,
+                           err));
             t->others[t->other_count++] = (uint32_t)i;
         }
     }
@@ -1235,10 +1224,8 @@ nt_status
 nt_timeline_new(const nt_alloc *alloc, const nt_snapshot *snapshot, int32_t device,
                 const nt_progress *progress, nt_timeline **out, nt_error *err)
 {
-    nt_timeline *t = nt_allocate(alloc, sizeof *t);
-    if (t == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_timeline *t;
+    NT_TRY(NT_NEW(alloc, t, 1, err));
     *t = (nt_timeline){.alloc = *alloc, .snapshot = snapshot, .device = device};
     t->progress = progress;
     if (device >= 0) {

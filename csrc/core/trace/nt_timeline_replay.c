@@ -766,10 +766,8 @@ segments_match_end(reserving *r)
 {
     nt_timeline *t = r->t;
     const size_t most = segments_final(t)->count;
-    nt_sort_item *final = nt_allocate(&t->alloc, most * sizeof(nt_sort_item));
-    if (final == NULL && most != 0) {
-        return nt_fail_nomem(r->err);
-    }
+    nt_sort_item *final;
+    NT_TRY(NT_NEW(&t->alloc, final, most, r->err));
     const size_t count = segments_sort_final(t, final);
     nt_status status = segments_end_lost(r, final, count);
     for (size_t i = 0; i < count && status == NT_OK; i++) {
@@ -899,8 +897,7 @@ start_add(start *s, const start_block *block, uint32_t *number)
     if (s->count >= START_IN_TRACE) {
         return nt_fail(s->err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 allocations");
     }
-    NT_TRY(nt_grow(&s->t->alloc, (void **)&s->blocks, &s->capacity, s->count + 1,
-                   sizeof(start_block), s->err));
+    NT_TRY(NT_GROW(&s->t->alloc, s->blocks, s->capacity, s->count + 1, s->err));
     s->blocks[s->count] = *block;
     *number = (uint32_t)s->count++;
     return nt_map_set(&s->known, block->row.address, *number, s->err);
@@ -1009,10 +1006,7 @@ start_sort(start *s)
             }
         }
     }
-    s->order = nt_allocate(&s->t->alloc, s->count * sizeof(nt_sort_item));
-    if (s->order == NULL && s->count != 0) {
-        return nt_fail_nomem(s->err);
-    }
+    NT_TRY(NT_NEW(&s->t->alloc, s->order, s->count, s->err));
     s->order_capacity = s->count;
     for (uint32_t i = 0; i < s->count; i++) {
         const uint64_t address = s->blocks[i].row.address;
@@ -1124,10 +1118,7 @@ static nt_status
 start_take(start *s, const nt_layout *before)
 {
     const nt_block_columns *b = &before->blocks;
-    s->order = nt_allocate(&s->t->alloc, b->count * sizeof(nt_sort_item));
-    if (s->order == NULL && b->count != 0) {
-        return nt_fail_nomem(s->err);
-    }
+    NT_TRY(NT_NEW(&s->t->alloc, s->order, b->count, s->err));
     s->order_capacity = b->count;
     for (uint32_t block = 0; block < b->count; block++) {
         if (before->segments.device[b->segment[block]] == s->t->device &&
@@ -1190,8 +1181,8 @@ large_want(nt_timeline_large *large, uint64_t mib, nt_large_page **out, nt_error
     if (large->page_count >= NT_NONE) {
         return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 large blocks");
     }
-    NT_TRY(nt_grow(&large->alloc, (void **)&large->pages, &large->page_capacity,
-                   large->page_count + 1, sizeof(nt_large_page), err));
+    NT_TRY(NT_GROW(&large->alloc, large->pages, large->page_capacity,
+                   large->page_count + 1, err));
     NT_TRY(nt_map_set(&large->numbers, mib / NT_LARGE_PAGE, (uint32_t)large->page_count,
                       err));
     *out = &large->pages[large->page_count++];
@@ -1433,8 +1424,7 @@ static nt_status
 replay_note_lost(replay *r, uint32_t row, int32_t event, uint8_t changes)
 {
     nt_timeline *t = r->t;
-    NT_TRY(nt_grow(&t->alloc, (void **)&t->lost, &t->lost_capacity, t->lost_count + 1,
-                   sizeof(nt_lost_event), r->err));
+    NT_TRY(NT_GROW(&t->alloc, t->lost, t->lost_capacity, t->lost_count + 1, r->err));
     t->lost[t->lost_count++] = (nt_lost_event){event, row, changes};
     t->facts.unmatched++;
     return NT_OK;

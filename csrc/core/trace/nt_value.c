@@ -34,10 +34,8 @@ struct nt_values {
 nt_status
 nt_values_new(const nt_alloc *alloc, nt_values **out, nt_error *err)
 {
-    nt_values *values = nt_allocate(alloc, sizeof *values);
-    if (values == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_values *values;
+    NT_TRY(NT_NEW(alloc, values, 1, err));
     *values = (nt_values){.alloc = *alloc};
     *out = values;
     return NT_OK;
@@ -77,8 +75,8 @@ nt_values_integer(nt_values *values, uint64_t bits, bool negative, bool fits,
         *out = nt_value_make(NT_VALUE_INT, bits);
         return NT_OK;
     }
-    NT_TRY(nt_grow(&values->alloc, (void **)&values->bigs, &values->big_capacity,
-                   values->big_count + 1, sizeof(value_big), err));
+    NT_TRY(NT_GROW(&values->alloc, values->bigs, values->big_capacity,
+                   values->big_count + 1, err));
     values->bigs[values->big_count] = (value_big){.bits = bits, .fits = fits};
     *out = nt_value_make(NT_VALUE_BIG, values->big_count++);
     return NT_OK;
@@ -87,8 +85,8 @@ nt_values_integer(nt_values *values, uint64_t bits, bool negative, bool fits,
 nt_status
 nt_values_float(nt_values *values, double real, nt_value *out, nt_error *err)
 {
-    NT_TRY(nt_grow(&values->alloc, (void **)&values->floats, &values->float_capacity,
-                   values->float_count + 1, sizeof(double), err));
+    NT_TRY(NT_GROW(&values->alloc, values->floats, values->float_capacity,
+                   values->float_count + 1, err));
     values->floats[values->float_count] = real;
     *out = nt_value_make(NT_VALUE_FLOAT, values->float_count++);
     return NT_OK;
@@ -100,8 +98,8 @@ nt_values_container(nt_values *values, nt_value_tag tag, nt_value *out, nt_error
     if (values->node_count >= NT_NONE) {
         return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 containers");
     }
-    NT_TRY(nt_grow(&values->alloc, (void **)&values->nodes, &values->node_capacity,
-                   values->node_count + 1, sizeof(value_node), err));
+    NT_TRY(NT_GROW(&values->alloc, values->nodes, values->node_capacity,
+                   values->node_count + 1, err));
     values->nodes[values->node_count] = (value_node){.exchanged = NT_VALUE_ABSENT};
     *out = nt_value_make(tag, values->node_count++);
     return NT_OK;

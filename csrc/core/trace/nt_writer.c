@@ -58,10 +58,7 @@ writer_find_noted(const nt_writer *w, writer_tree *tree)
     const size_t devices = nt_snapshot_trace_count(w->snapshot);
     const nt_setting *rows;
     size_t count;
-    tree->noted = nt_allocate(&w->alloc, devices * sizeof *tree->noted);
-    if (tree->noted == NULL && devices != 0) {
-        return nt_fail_nomem(w->out.err);
-    }
+    NT_TRY(NT_NEW(&w->alloc, tree->noted, devices, w->out.err));
     for (size_t device = 0; device < devices; device++) {
         if (nt_snapshot_noted_calls(w->snapshot, device, &rows, &count)) {
             const size_t list = (size_t)(rows - tree->rows) - 1;
@@ -617,10 +614,7 @@ writer_make_slots(nt_writer *w, size_t count, uint32_t **slots)
 static nt_status
 writer_prepare(nt_writer *w)
 {
-    w->out.frame = nt_allocate(&w->alloc, NT_WRITER_FRAME);
-    if (w->out.frame == NULL) {
-        return nt_fail_nomem(w->out.err);
-    }
+    NT_TRY(nt_take(&w->alloc, (void **)&w->out.frame, NT_WRITER_FRAME, w->out.err));
     NT_TRY(writer_make_slots(w, w->string_count, &w->strings));
     NT_TRY(writer_make_slots(w, w->frame_count, &w->frames));
     NT_TRY(writer_make_slots(w, w->stack_count, &w->stacks));

@@ -148,8 +148,8 @@ allocator_add_block(nt_allocator *model, const allocator_block *block, uint32_t 
         if (model->block_count >= NT_NONE) {
             return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 blocks");
         }
-        NT_TRY(nt_grow(&model->alloc, (void **)&model->blocks, &model->block_capacity,
-                       model->block_count + 1, sizeof *model->blocks, err));
+        NT_TRY(NT_GROW(&model->alloc, model->blocks, model->block_capacity,
+                       model->block_count + 1, err));
         row = (uint32_t)model->block_count++;
     }
     model->blocks[row] = *block;
@@ -594,8 +594,8 @@ allocator_add_area(nt_allocator *model, const allocator_area *area, uint32_t *ou
         model->areas[*out] = *area;
         return NT_OK;
     }
-    NT_TRY(nt_grow(&model->alloc, (void **)&model->areas, &model->area_capacity,
-                   model->area_count + 1, sizeof *model->areas, err));
+    NT_TRY(NT_GROW(&model->alloc, model->areas, model->area_capacity,
+                   model->area_count + 1, err));
     *out = (uint32_t)model->area_count;
     model->areas[model->area_count++] = *area;
     return NT_OK;
@@ -814,8 +814,8 @@ static nt_status
 allocator_find_set(nt_allocator *model, const nt_ordered *set, size_t *count,
                    nt_error *err)
 {
-    NT_TRY(nt_grow(&model->alloc, (void **)&model->found, &model->found_capacity,
-                   *count + set->count, sizeof *model->found, err));
+    NT_TRY(NT_GROW(&model->alloc, model->found, model->found_capacity,
+                   *count + set->count, err));
     nt_ordered_entry entry = nt_ordered_from(set, 0, 0);
     while (entry.value != NT_NONE) {
         model->found[(*count)++] = entry.value;
@@ -997,10 +997,8 @@ allocator_release_private(nt_allocator *model, nt_error *err)
         return NT_OK;
     }
     const size_t bytes = model->loose_pools * sizeof(nt_sort_item);
-    nt_sort_item *items = nt_allocate(&model->alloc, bytes);
-    if (items == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_sort_item *items;
+    NT_TRY(nt_take(&model->alloc, (void **)&items, bytes, err));
     size_t count = 0;
     for (uint32_t i = model->first_loose; i != NT_NONE; i = model->pools[i].after) {
         items[count++] = (nt_sort_item){model->pools[i].released, i};
@@ -1263,10 +1261,8 @@ nt_allocator_layout(const nt_allocator *model, nt_layout **out, nt_error *err)
 {
     nt_sort_item *heads;
     size_t count, capacity;
-    allocator_view *view = nt_allocate(&model->alloc, sizeof *view);
-    if (view == NULL) {
-        return nt_fail_nomem(err);
-    }
+    allocator_view *view;
+    NT_TRY(NT_NEW(&model->alloc, view, 1, err));
     *view = (allocator_view){.segment_capacity = 0};
     nt_status status = allocator_find_heads(model, &heads, &count, &capacity, err);
     if (status == NT_OK) {
@@ -1607,8 +1603,8 @@ nt_status
 nt_allocator_add_pool(nt_allocator *model, unsigned flags, uint32_t *pool,
                       nt_error *err)
 {
-    NT_TRY(nt_grow(&model->alloc, (void **)&model->pools, &model->pool_capacity,
-                   model->pool_count + 1, sizeof *model->pools, err));
+    NT_TRY(NT_GROW(&model->alloc, model->pools, model->pool_capacity,
+                   model->pool_count + 1, err));
     *pool = (uint32_t)model->pool_count;
     model->pools[model->pool_count++] = (allocator_pool){.flags = flags};
     model->has_lenders |= (flags & NT_POOL_USE_ON_OOM) != 0;
@@ -1624,10 +1620,8 @@ nt_allocator_new(const nt_alloc *alloc, const nt_allocator_options *options,
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
                        "no device has more than 2^58 bytes");
     }
-    nt_allocator *model = nt_allocate(alloc, sizeof *model);
-    if (model == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_allocator *model;
+    NT_TRY(NT_NEW(alloc, model, 1, err));
     *model = (nt_allocator){
         .alloc = *alloc,
         .options = *options,
@@ -1670,10 +1664,9 @@ nt_allocator_add_lane(nt_allocator *model, uint32_t pool, uint64_t stream,
                       uint32_t *lane, nt_error *err)
 {
     allocator_pool *p = &model->pools[pool];
-    NT_TRY(nt_grow(&model->alloc, (void **)&model->lanes, &model->lane_capacity,
-                   model->lane_count + 1, sizeof *model->lanes, err));
-    NT_TRY(nt_grow(&model->alloc, (void **)&p->lanes, &p->lane_capacity,
-                   p->lane_count + 1, sizeof *p->lanes, err));
+    NT_TRY(NT_GROW(&model->alloc, model->lanes, model->lane_capacity,
+                   model->lane_count + 1, err));
+    NT_TRY(NT_GROW(&model->alloc, p->lanes, p->lane_capacity, p->lane_count + 1, err));
     p->lanes[p->lane_count++] = (uint32_t)model->lane_count;
     *lane = (uint32_t)model->lane_count;
     model->lanes[model->lane_count++] =

@@ -442,8 +442,8 @@ program_defer(program_maker *m, size_t i, bool *deferred)
         m->is_waiting = program_waits_at(m, i) && !program_has_noted(m, i);
     }
     if (m->is_waiting) {
-        NT_TRY(nt_grow(&m->p->alloc, (void **)&m->late, &m->late_capacity,
-                       m->late_count + 1, sizeof *m->late, m->err));
+        NT_TRY(NT_GROW(&m->p->alloc, m->late, m->late_capacity, m->late_count + 1,
+                       m->err));
         m->late[m->late_count++] = (uint32_t)i;
         *deferred = true;
     }
@@ -479,8 +479,8 @@ program_take_slot(program_maker *m, uint32_t row, uint32_t *out)
         }
         *out = m->p->face.slot_count++;
         /* Room for giving it back later, which then can't fail. */
-        NT_TRY(nt_grow(&m->p->alloc, (void **)&m->idle_slots, &m->idle_capacity,
-                       m->p->face.slot_count, sizeof *m->idle_slots, m->err));
+        NT_TRY(NT_GROW(&m->p->alloc, m->idle_slots, m->idle_capacity,
+                       m->p->face.slot_count, m->err));
     }
     m->slots[row] = *out;
     return NT_OK;
@@ -512,8 +512,7 @@ program_find_pool(program_maker *m, nt_pool_id pool, uint32_t *out)
     uint32_t id;
     NT_TRY(nt_strings_intern(m->pool_names, &pool, sizeof pool, &id, m->err));
     if (id == p->face.pool_count) {
-        NT_TRY(nt_grow(&p->alloc, (void **)&p->pools, &p->pool_capacity, (size_t)id + 1,
-                       sizeof *p->pools, m->err));
+        NT_TRY(NT_GROW(&p->alloc, p->pools, p->pool_capacity, (size_t)id + 1, m->err));
         p->pools[p->face.pool_count++] = pool;
     }
     *out = id;
@@ -531,8 +530,7 @@ program_find_lane(program_maker *m, nt_pool_id pool, uint64_t stream, uint32_t *
     if (id == p->face.lane_count) {
         nt_program_lane lane = {.stream = stream};
         NT_TRY(program_find_pool(m, pool, &lane.pool));
-        NT_TRY(nt_grow(&p->alloc, (void **)&p->lanes, &p->lane_capacity, (size_t)id + 1,
-                       sizeof *p->lanes, m->err));
+        NT_TRY(NT_GROW(&p->alloc, p->lanes, p->lane_capacity, (size_t)id + 1, m->err));
         p->lanes[p->face.lane_count++] = lane;
     }
     *out = id;
@@ -556,8 +554,8 @@ program_add_area(program_maker *m, const nt_layout *layout, size_t row,
     };
     const nt_pool_id pool = {segments->pool_first[row], segments->pool_second[row]};
     NT_TRY(program_find_lane(m, pool, segments->stream[row], &area.lane));
-    NT_TRY(nt_grow(&p->alloc, (void **)&p->pieces, &p->piece_capacity,
-                   p->face.piece_count + area.piece_count, sizeof *p->pieces, m->err));
+    NT_TRY(NT_GROW(&p->alloc, p->pieces, p->piece_capacity,
+                   p->face.piece_count + area.piece_count, m->err));
     for (size_t i = 0; i < area.piece_count; i++) {
         const size_t block = segments->block_first[row] + i;
         const bool is_free = blocks->state[block] == NT_BLOCK_INACTIVE;
@@ -568,8 +566,8 @@ program_add_area(program_maker *m, const nt_layout *layout, size_t row,
             .is_pending = blocks->state[block] == NT_BLOCK_ACTIVE_PENDING_FREE,
         };
     }
-    NT_TRY(nt_grow(&p->alloc, (void **)&p->areas, &p->area_capacity,
-                   p->face.area_count + 1, sizeof *p->areas, m->err));
+    NT_TRY(
+        NT_GROW(&p->alloc, p->areas, p->area_capacity, p->face.area_count + 1, m->err));
     p->areas[p->face.area_count++] = area;
     return NT_OK;
 }
@@ -666,8 +664,8 @@ static nt_status
 program_add_step(program_maker *m, const nt_program_step *step)
 {
     program *p = m->p;
-    NT_TRY(nt_grow(&p->alloc, (void **)&p->steps, &p->step_capacity,
-                   p->face.step_count + 1, sizeof *p->steps, m->err));
+    NT_TRY(
+        NT_GROW(&p->alloc, p->steps, p->step_capacity, p->face.step_count + 1, m->err));
     p->steps[p->face.step_count++] = *step;
     return NT_OK;
 }
@@ -948,8 +946,8 @@ program_add_segment(program_maker *m, size_t i)
     if (is_map) {
         return NT_OK;
     }
-    NT_TRY(nt_grow(&p->alloc, (void **)&p->places, &p->place_capacity,
-                   p->face.place_count + 1, sizeof *p->places, m->err));
+    NT_TRY(NT_GROW(&p->alloc, p->places, p->place_capacity, p->face.place_count + 1,
+                   m->err));
     p->places[p->face.place_count++] = place;
     return NT_OK;
 }
@@ -1004,8 +1002,7 @@ program_reserve_steps(program_maker *m)
                  action == NT_ACTION_FREE_COMPLETED || action == NT_ACTION_SEGMENT_FREE;
         i += action == NT_ACTION_FREE_REQUESTED && program_completes_next(m, i);
     }
-    return nt_grow(&p->alloc, (void **)&p->steps, &p->step_capacity, steps,
-                   sizeof *p->steps, m->err);
+    return NT_GROW(&p->alloc, p->steps, p->step_capacity, steps, m->err);
 }
 
 static nt_status
@@ -1141,10 +1138,8 @@ nt_status
 nt_program_new(const nt_alloc *alloc, const nt_timeline *timeline, nt_program **out,
                nt_error *err)
 {
-    program *p = nt_allocate(alloc, sizeof *p);
-    if (p == NULL) {
-        return nt_fail_nomem(err);
-    }
+    program *p;
+    NT_TRY(NT_NEW(alloc, p, 1, err));
     *p = (program){.alloc = *alloc};
     p->face.timeline = timeline;
     p->face.calls_known = true;
@@ -1193,8 +1188,8 @@ static nt_status
 program_put(program_editor *e, const nt_program_step *step)
 {
     program *p = e->p;
-    NT_TRY(nt_grow(&p->alloc, (void **)&p->steps, &p->step_capacity,
-                   p->face.step_count + 1, sizeof *p->steps, e->err));
+    NT_TRY(
+        NT_GROW(&p->alloc, p->steps, p->step_capacity, p->face.step_count + 1, e->err));
     p->steps[p->face.step_count++] = *step;
     return NT_OK;
 }
@@ -1372,10 +1367,8 @@ nt_program_edit(const nt_alloc *alloc, const nt_program *from,
                 const nt_program_change *change, nt_program **out, nt_error *err)
 {
     NT_TRY(program_check_calls(from, change, err));
-    program *p = nt_allocate(alloc, sizeof *p);
-    if (p == NULL) {
-        return nt_fail_nomem(err);
-    }
+    program *p;
+    NT_TRY(NT_NEW(alloc, p, 1, err));
     /* All but the steps is shared with `from`. */
     *p = (program){.face = *from, .alloc = *alloc};
     p->face.step_count = 0;

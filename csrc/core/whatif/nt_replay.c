@@ -296,9 +296,8 @@ replay_give(void *ctx, uint64_t address, uint64_t size)
     if (p->order != NT_ORDER_RECORDED) {
         return;
     }
-    p->is_short |=
-        nt_grow(&p->alloc, (void **)&p->given[kind], &p->given_capacity[kind],
-                p->given_count[kind] + 1, sizeof(replay_place), NULL) != NT_OK;
+    p->is_short |= NT_GROW(&p->alloc, p->given[kind], p->given_capacity[kind],
+                           p->given_count[kind] + 1, NULL) != NT_OK;
     if (!p->is_short) {
         p->given[kind][p->given_count[kind]++] = (replay_place){address, size};
     }
@@ -598,10 +597,10 @@ typedef struct replay_adoption {
 static nt_status
 replay_add_piece(replay_adoption *s, const nt_allocator_piece *piece)
 {
-    NT_TRY(nt_grow(&s->r->alloc, (void **)&s->pieces, &s->piece_capacity, s->count + 1,
-                   sizeof *s->pieces, s->r->err));
-    NT_TRY(nt_grow(&s->r->alloc, (void **)&s->blocks, &s->block_capacity, s->count + 1,
-                   sizeof *s->blocks, s->r->err));
+    NT_TRY(
+        NT_GROW(&s->r->alloc, s->pieces, s->piece_capacity, s->count + 1, s->r->err));
+    NT_TRY(
+        NT_GROW(&s->r->alloc, s->blocks, s->block_capacity, s->count + 1, s->r->err));
     s->pieces[s->count++] = *piece;
     return NT_OK;
 }
@@ -968,8 +967,8 @@ replay_open_silence(replay *r)
             !silence_is_chosen(r, (UINT64_C(1) << 32) + pool)) {
             continue;
         }
-        NT_TRY(nt_grow(&r->alloc, (void **)&r->drops, &r->drop_capacity,
-                       r->drop_count + 1, sizeof *r->drops, r->err));
+        NT_TRY(
+            NT_GROW(&r->alloc, r->drops, r->drop_capacity, r->drop_count + 1, r->err));
         r->drops[r->drop_count++] =
             (nt_sort_item){(uint64_t)silence->drops[pool], pool};
     }
@@ -1164,8 +1163,8 @@ replay_note_moved(replay *r, const nt_program_step *step, uint32_t block)
     const uint32_t newest = nt_map_find(&r->moved_rows, address);
     uint32_t row = silence_moved_row(r, newest, step->size);
     if (row == NT_NONE) {
-        NT_TRY(nt_grow(&r->alloc, (void **)&r->moved, &r->moved_capacity,
-                       r->moved_count + 1, sizeof *r->moved, r->err));
+        NT_TRY(NT_GROW(&r->alloc, r->moved, r->moved_capacity, r->moved_count + 1,
+                       r->err));
         row = (uint32_t)r->moved_count++;
         r->moved[row].earlier = newest;
         NT_TRY(nt_map_set(&r->moved_rows, address, row, r->err));
@@ -1559,10 +1558,7 @@ static nt_status
 replay_make_slots(replay *r)
 {
     const size_t count = r->program->slot_count;
-    r->slots = nt_allocate(&r->alloc, count * sizeof *r->slots);
-    if (r->slots == NULL && count != 0) {
-        return nt_fail_nomem(r->err);
-    }
+    NT_TRY(NT_NEW(&r->alloc, r->slots, count, r->err));
     for (size_t i = 0; i < count; i++) {
         r->slots[i] = NT_NONE;
     }
@@ -1984,10 +1980,8 @@ nt_replay_find_silence(const nt_alloc *alloc, const nt_program *program,
     if (!restores) {
         return NT_OK;
     }
-    uint8_t *known = nt_allocate(alloc, count);
-    if (known == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint8_t *known;
+    NT_TRY(nt_take(alloc, (void **)&known, count, err));
     memcpy(known, marks, count);
     const nt_status status =
         replay_listen_once(&r, known, progress, marks, drops, &restores);
