@@ -74,6 +74,16 @@ typedef struct nt_py_column_def {
     char format;
 } nt_py_column_def;
 
+/* Makes the defs of a table's list of columns; see nt_columns.h. */
+#define NT_PY_COLUMN_DEF(table, type, name)                                            \
+    {#name, offsetof(table, name),                                                     \
+     _Generic((type)0,                                                                 \
+         uint8_t: 'B',                                                                 \
+         int32_t: 'i',                                                                 \
+         uint32_t: 'I',                                                                \
+         int64_t: 'q',                                                                 \
+         uint64_t: 'Q')},
+
 /* A dict name -> column of the columns that are there (not NULL, or no rows). */
 PyObject *
 nt_py_columns(nt_py_state *state, PyObject *owner, const void *columns, size_t count,

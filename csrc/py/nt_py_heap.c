@@ -10,8 +10,6 @@
 #include "ph_tensor.h"
 #include "ph_gcwatch.h"
 #include "py_compat.h"
-#include "ph_held.h"
-#include "ph_loops.h"
 #include "py_compat_objects.h"
 
 /* The exception for a call of csrc/pyheap; NULL. */

@@ -4,7 +4,6 @@
 #include "nt_py.h"
 
 #include "whatif/nt_replay.h"
-#include "whatif/nt_replay_range.h"
 
 typedef struct py_program {
     PyObject_HEAD nt_py_timeline *timeline; /* owned: the program reads it */

@@ -1,55 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nt_py.h"
 
-#define DEF(type, field, letter) {#field, offsetof(type, field), letter}
-
 static const nt_py_column_def event_defs[] = {
-    DEF(nt_event_columns, action, 'B'),
-    DEF(nt_event_columns, addr, 'Q'),
-    DEF(nt_event_columns, size, 'Q'),
-    DEF(nt_event_columns, stream, 'Q'),
-    DEF(nt_event_columns, stack, 'I'),
-    DEF(nt_event_columns, time_us, 'q'),
-    DEF(nt_event_columns, device_free, 'Q'),
-    DEF(nt_event_columns, pool_first, 'Q'),
-    DEF(nt_event_columns, pool_second, 'Q'),
-    DEF(nt_event_columns, compile_context, 'I'),
-    DEF(nt_event_columns, user_metadata, 'I'),
-    DEF(nt_event_columns, internal_metadata, 'I'),
-    DEF(nt_event_columns, forward, 'I'),
-};
+    NT_EVENT_LIST(NT_PY_COLUMN_DEF, nt_event_columns)};
 
 static const nt_py_column_def segment_defs[] = {
-    DEF(nt_segment_columns, device, 'i'),
-    DEF(nt_segment_columns, address, 'Q'),
-    DEF(nt_segment_columns, total_size, 'Q'),
-    DEF(nt_segment_columns, allocated_size, 'Q'),
-    DEF(nt_segment_columns, active_size, 'Q'),
-    DEF(nt_segment_columns, requested_size, 'Q'),
-    DEF(nt_segment_columns, stream, 'Q'),
-    DEF(nt_segment_columns, pool_first, 'Q'),
-    DEF(nt_segment_columns, pool_second, 'Q'),
-    DEF(nt_segment_columns, kind, 'B'),
-    DEF(nt_segment_columns, is_expandable, 'B'),
-    DEF(nt_segment_columns, stack, 'I'),
-    DEF(nt_segment_columns, block_first, 'I'),
-    DEF(nt_segment_columns, block_count, 'I'),
-};
+    NT_SEGMENT_LIST(NT_PY_COLUMN_DEF, nt_segment_columns)};
 
 static const nt_py_column_def block_defs[] = {
-    DEF(nt_block_columns, segment, 'I'), DEF(nt_block_columns, address, 'Q'),
-    DEF(nt_block_columns, size, 'Q'),    DEF(nt_block_columns, requested_size, 'Q'),
-    DEF(nt_block_columns, state, 'B'),   DEF(nt_block_columns, stack, 'I'),
-};
+    NT_BLOCK_LIST(NT_PY_COLUMN_DEF, nt_block_columns)};
 
 static const nt_py_column_def annotation_defs[] = {
-    DEF(nt_annotation_columns, stage, 'B'),
-    DEF(nt_annotation_columns, name, 'I'),
-    DEF(nt_annotation_columns, device, 'i'),
-    DEF(nt_annotation_columns, time_us, 'q'),
-};
-
-#define LENGTH(array) (sizeof(array) / sizeof *(array))
+    NT_ANNOTATION_LIST(NT_PY_COLUMN_DEF, nt_annotation_columns)};
 
 /* Adds `value` (stolen) under `key`; clears the dict on failure. */
 static void
@@ -68,10 +30,10 @@ nt_py_layout_tables(nt_py_state *state, PyObject *owner, const nt_layout *layout
     PyObject *dict = PyDict_New();
     snapshot_put(&dict, "segments",
                  nt_py_columns(state, owner, &layout->segments, layout->segments.count,
-                               segment_defs, LENGTH(segment_defs)));
+                               segment_defs, NT_LENGTH(segment_defs)));
     snapshot_put(&dict, "blocks",
                  nt_py_columns(state, owner, &layout->blocks, layout->blocks.count,
-                               block_defs, LENGTH(block_defs)));
+                               block_defs, NT_LENGTH(block_defs)));
     return dict;
 }
 
@@ -145,11 +107,11 @@ snapshot_tables(PyObject *self, PyObject *Py_UNUSED(unused))
     snapshot_put(&dict, "events",
                  nt_py_columns(state, self, nt_snapshot_events(s),
                                nt_snapshot_events(s)->count, event_defs,
-                               LENGTH(event_defs)));
+                               NT_LENGTH(event_defs)));
     snapshot_put(&dict, "annotations",
                  nt_py_columns(state, self, nt_snapshot_annotations(s),
                                nt_snapshot_annotations(s)->count, annotation_defs,
-                               LENGTH(annotation_defs)));
+                               NT_LENGTH(annotation_defs)));
     return dict;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ph_held.h"
+#include "ph_join.h"
 
 #include <string.h>
 

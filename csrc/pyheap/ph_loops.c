@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ph_loops.h"
+#include "ph_join.h"
 
 #include <string.h>
 
 #include "base/nt_map.h"
 #include "base/nt_sort.h"
-#include "ph_join.h"
 
 /* References of one component that a shortest way round is looked for through. */
 #define MOST_TRIED 8

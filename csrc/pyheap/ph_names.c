@@ -8,7 +8,6 @@
 #include "py_compat_objects.h"
 #include "structmember.h"
 #include "frameobject.h"
-#include "ph_fields.h"
 #include "ph_tensor.h"
 
 /* A terminated UTF-8 text in the caller's buffer of `size` bytes, at least 8. What does

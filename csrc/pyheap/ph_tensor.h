@@ -81,8 +81,6 @@ ph_tensor_device_name(int16_t device_type);
  * nothing shows. Where a node keeps its lists of hooks is learnt from a node whose
  * memory is compared before and after hooks were put there. */
 
-#define PY_SSIZE_T_CLEAN
-
 /* The lists: hooks before the node runs, after it, and of the tensor that it made. */
 #define PH_NODE_LISTS 3
 
@@ -103,5 +101,26 @@ typedef int (*ph_node_visit)(void *ctx, int list, PyObject *dict);
  * node, or nothing was learnt. Returns what ended the round, or 0. */
 int
 ph_node_each_hooks(PyObject *node, ph_node_visit visit, void *ctx);
+
+/* ---- fields of types that publish none -------------------------------------------- */
+
+/* Fields of types that publish neither a struct nor members. An object of the type is
+ * made around known things, and the words of its memory are compared with their
+ * addresses: a field lies where its target is found at one place only, and at the same
+ * one in a second object. GIL held. */
+
+/* Learns that an object of this type holds `target` in a field of that name. Learnt
+ * twice with different places, or at no single place, it is not believed. */
+void
+ph_fields_learn(PyObject *probe, const char *name, PyObject *target);
+
+/* Not 0 ends the round; `target` may be NULL. */
+typedef int (*ph_fields_visit)(void *ctx, const char *name, PyObject *target);
+
+/* What an object holds in the fields that were learnt of `type`, its own or a base.
+ * Returns what ended the round, or 0. */
+int
+ph_fields_each(PyObject *object, const PyTypeObject *type, ph_fields_visit visit,
+               void *ctx);
 
 #endif

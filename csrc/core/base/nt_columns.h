@@ -19,6 +19,11 @@ typedef struct nt_column_spec {
 #define NT_COLUMN(type, field) {offsetof(type, field), sizeof *((type *)0)->field}
 /* clang-format on */
 
+/* A table whose columns are needed in several places lists them once, in a macro
+ * LIST(X, table) of an X(table, type, name) each; these make fields and specs of it. */
+#define NT_COLUMN_FIELD(table, type, name) type *name;
+#define NT_COLUMN_SPEC(table, type, name) NT_COLUMN(table, name),
+
 /* The array of one column of the struct at `columns`, read and written. */
 void *
 nt_column_get(const void *columns, nt_column_spec spec);

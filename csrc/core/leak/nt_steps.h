@@ -7,22 +7,8 @@
 #define NT_STEPS_H
 
 #include "base/nt_base.h"
+#include "trace/nt_passes.h"
 #include "trace/nt_snapshot.h"
-
-/* What a stack was doing; neutracer/trace/roles.py has the same numbers. */
-typedef enum nt_role {
-    NT_ROLE_EMPTY,     /* no frames */
-    NT_ROLE_USER,      /* nothing of the below */
-    NT_ROLE_MODULE,    /* inside of a call of an nn.Module */
-    NT_ROLE_BUILD,     /* making, moving or loading a module */
-    NT_ROLE_SEED,      /* backward() making the loss's gradient */
-    NT_ROLE_BACKWARD,  /* the backward pass */
-    NT_ROLE_OPTIMIZER, /* inside of an optimizer's step */
-    NT_ROLE_STATE,     /* an optimizer making its state */
-    NT_ROLE_ZERO_GRAD, /* zero_grad() */
-    NT_ROLE_SCALER,    /* the gradient scaler, gradient clipping */
-    NT_ROLE_COUNT,
-} nt_role;
 
 typedef enum nt_steps_how {
     NT_STEPS_NONE,

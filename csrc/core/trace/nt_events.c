@@ -7,20 +7,7 @@
 
 /* Optional columns follow the ones every event fills. */
 static const nt_column_spec event_specs[] = {
-    NT_COLUMN(nt_event_columns, action),
-    NT_COLUMN(nt_event_columns, addr),
-    NT_COLUMN(nt_event_columns, size),
-    NT_COLUMN(nt_event_columns, stream),
-    NT_COLUMN(nt_event_columns, stack),
-    NT_COLUMN(nt_event_columns, time_us),
-    NT_COLUMN(nt_event_columns, device_free),
-    NT_COLUMN(nt_event_columns, pool_first),
-    NT_COLUMN(nt_event_columns, pool_second),
-    NT_COLUMN(nt_event_columns, compile_context),
-    NT_COLUMN(nt_event_columns, user_metadata),
-    NT_COLUMN(nt_event_columns, internal_metadata),
-    NT_COLUMN(nt_event_columns, forward),
-};
+    NT_EVENT_LIST(NT_COLUMN_SPEC, nt_event_columns)};
 
 enum {
     EVENT_TIME = 5,

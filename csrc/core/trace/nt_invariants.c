@@ -627,35 +627,19 @@ layout_compare_segments(layout_check *c)
     layout_find_shared(c);
 }
 
+#define LAYOUT_MOVE(columns, type, name) columns->name[to] = columns->name[from];
+
 /* The rows that stay move up. */
 static void
 layout_move_block(nt_block_columns *b, size_t to, size_t from)
 {
-    b->segment[to] = b->segment[from];
-    b->address[to] = b->address[from];
-    b->size[to] = b->size[from];
-    b->requested_size[to] = b->requested_size[from];
-    b->state[to] = b->state[from];
-    b->stack[to] = b->stack[from];
+    NT_BLOCK_LIST(LAYOUT_MOVE, b)
 }
 
 static void
 layout_move_segment(nt_segment_columns *s, size_t to, size_t from)
 {
-    s->device[to] = s->device[from];
-    s->address[to] = s->address[from];
-    s->total_size[to] = s->total_size[from];
-    s->allocated_size[to] = s->allocated_size[from];
-    s->active_size[to] = s->active_size[from];
-    s->requested_size[to] = s->requested_size[from];
-    s->stream[to] = s->stream[from];
-    s->pool_first[to] = s->pool_first[from];
-    s->pool_second[to] = s->pool_second[from];
-    s->kind[to] = s->kind[from];
-    s->is_expandable[to] = s->is_expandable[from];
-    s->stack[to] = s->stack[from];
-    s->block_first[to] = s->block_first[from];
-    s->block_count[to] = s->block_count[from];
+    NT_SEGMENT_LIST(LAYOUT_MOVE, s)
 }
 
 static void

@@ -5,6 +5,7 @@
 #define NT_LAYOUT_H
 
 #include "base/nt_base.h"
+#include "base/nt_columns.h"
 #include "base/nt_map.h"
 
 typedef enum nt_block_state {
@@ -50,34 +51,40 @@ typedef struct nt_block {
     uint32_t stack;
 } nt_block;
 
+#define NT_SEGMENT_LIST(X, T)                                                          \
+    X(T, int32_t, device)                                                              \
+    X(T, uint64_t, address)                                                            \
+    X(T, uint64_t, total_size)                                                         \
+    X(T, uint64_t, allocated_size)                                                     \
+    X(T, uint64_t, active_size)                                                        \
+    X(T, uint64_t, requested_size)                                                     \
+    X(T, uint64_t, stream)                                                             \
+    X(T, uint64_t, pool_first)                                                         \
+    X(T, uint64_t, pool_second)                                                        \
+    X(T, uint8_t, kind)                                                                \
+    X(T, uint8_t, is_expandable)                                                       \
+    X(T, uint32_t, stack)                                                              \
+    X(T, uint32_t, block_first)                                                        \
+    X(T, uint32_t, block_count)
+
 /* Never NULL where count > 0. The blocks of segment i are the rows block_first[i] ..
  * block_first[i] + block_count[i] - 1, in the file's order. */
 typedef struct nt_segment_columns {
     size_t count;
-    int32_t *device;
-    uint64_t *address;
-    uint64_t *total_size;
-    uint64_t *allocated_size;
-    uint64_t *active_size;
-    uint64_t *requested_size;
-    uint64_t *stream;
-    uint64_t *pool_first;
-    uint64_t *pool_second;
-    uint8_t *kind;
-    uint8_t *is_expandable;
-    uint32_t *stack;
-    uint32_t *block_first;
-    uint32_t *block_count;
+    NT_SEGMENT_LIST(NT_COLUMN_FIELD, )
 } nt_segment_columns;
+
+#define NT_BLOCK_LIST(X, T)                                                            \
+    X(T, uint32_t, segment) /* row of its segment */                                   \
+    X(T, uint64_t, address)                                                            \
+    X(T, uint64_t, size)                                                               \
+    X(T, uint64_t, requested_size)                                                     \
+    X(T, uint8_t, state)                                                               \
+    X(T, uint32_t, stack)
 
 typedef struct nt_block_columns {
     size_t count;
-    uint32_t *segment; /* row of its segment */
-    uint64_t *address;
-    uint64_t *size;
-    uint64_t *requested_size;
-    uint8_t *state;
-    uint32_t *stack;
+    NT_BLOCK_LIST(NT_COLUMN_FIELD, )
 } nt_block_columns;
 
 /* Which block is where at one moment; a snapshot's own end state is one. */

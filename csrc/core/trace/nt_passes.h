@@ -8,7 +8,7 @@
 #include "base/nt_base.h"
 #include "trace/nt_timeline.h"
 
-/* What a stack was doing. */
+/* What a stack was doing; neutracer/trace/roles.py has the same numbers. */
 typedef enum nt_role {
     NT_ROLE_EMPTY,  /* no frames */
     NT_ROLE_USER,   /* nothing of the below: the program's own lines and their calls */

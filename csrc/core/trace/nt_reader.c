@@ -49,56 +49,8 @@ typedef struct nt_reader_place {
  * them than its size (and these free ones) unfolds itself. */
 #define FREE_WORK (UINT64_C(1) << 20)
 
-const char *const nt_reader_words[WORDS] = {
-    "action",
-    "addr",
-    "size",
-    "stream",
-    "time_us",
-    "device_free",
-    "pool_id",
-    "compile_context",
-    "user_metadata",
-    "internal_metadata",
-    "forward_frames",
-    "frames",
-    "filename",
-    "name",
-    "line",
-    "fx_node_op",
-    "fx_node_name",
-    "fx_node_target",
-    "fx_original_trace",
-    "segments",
-    "device_traces",
-    "allocator_settings",
-    "external_annotations",
-    "host_segments",
-    "host_traces",
-    "segments_before",
-    "device",
-    "address",
-    "total_size",
-    "allocated_size",
-    "active_size",
-    "requested_size",
-    "segment_type",
-    "segment_pool_id",
-    "is_expandable",
-    "blocks",
-    "state",
-    "history",
-    "real_size",
-    "stage",
-    "small",
-    "large",
-    "inactive",
-    "active_allocated",
-    "active_pending_free",
-    "active_awaiting_free",
-    "START",
-    "END",
-};
+const char *const nt_reader_words[WORDS] = {NT_READER_RECORD_KEYS(NT_READER_WORD)
+                                                NT_READER_OTHER_WORDS(NT_READER_WORD)};
 
 /* NT_MALFORMED about one row; the offset is filled in by nt_pickle where it can. */
 static nt_status

@@ -338,11 +338,7 @@ nt_snapshot_noted_calls(const nt_snapshot *snapshot, size_t device,
 }
 
 static const nt_column_spec annotation_specs[] = {
-    NT_COLUMN(nt_annotation_columns, stage),
-    NT_COLUMN(nt_annotation_columns, name),
-    NT_COLUMN(nt_annotation_columns, device),
-    NT_COLUMN(nt_annotation_columns, time_us),
-};
+    NT_ANNOTATION_LIST(NT_COLUMN_SPEC, nt_annotation_columns)};
 
 void
 nt_snapshot_free(nt_snapshot *snapshot)

@@ -7,6 +7,7 @@
 #define NT_SNAPSHOT_H
 
 #include "base/nt_base.h"
+#include "base/nt_columns.h"
 #include "base/nt_map.h"
 #include "trace/nt_events.h"
 #include "trace/nt_layout.h"
@@ -22,12 +23,15 @@ typedef struct nt_annotation {
     int64_t time_us;
 } nt_annotation;
 
+#define NT_ANNOTATION_LIST(X, T)                                                       \
+    X(T, uint8_t, stage)                                                               \
+    X(T, uint32_t, name)                                                               \
+    X(T, int32_t, device)                                                              \
+    X(T, int64_t, time_us)
+
 typedef struct nt_annotation_columns {
     size_t count;
-    uint8_t *stage;
-    uint32_t *name;
-    int32_t *device;
-    int64_t *time_us;
+    NT_ANNOTATION_LIST(NT_COLUMN_FIELD, )
 } nt_annotation_columns;
 
 /* The allocator_settings dict as a flat tree in the file's order. */

@@ -12,6 +12,7 @@
 #define NT_TIMELINE_H
 
 #include "base/nt_base.h"
+#include "base/nt_columns.h"
 #include "trace/nt_snapshot.h"
 
 /* Sums of bytes are modulo 2^64, which only sizes that no device has can reach. */
@@ -29,6 +30,16 @@ typedef enum nt_metric {
 #define NT_EVENT_NEVER (-1)
 #define NT_EVENT_FREED_BEFORE (-2)
 
+#define NT_ALLOCATION_LIST(X, T)                                                       \
+    X(T, uint64_t, address)                                                            \
+    X(T, uint64_t, size)           /* of the block, bytes */                           \
+    X(T, uint64_t, requested_size) /* the block's where the file has none */           \
+    X(T, uint64_t, stream)                                                             \
+    X(T, int32_t, alloc_event)     /* or NT_EVENT_BEFORE */                            \
+    X(T, int32_t, free_event)      /* of free_requested, _NEVER or _FREED_BEFORE */    \
+    X(T, int32_t, completed_event) /* of free_completed, or _NEVER */                  \
+    X(T, uint32_t, stack)          /* where it was allocated, or NT_NO_STACK */
+
 /* One row an allocation, those from before the trace first. It is allocated after event
  * e if alloc_event <= e and free_event is NT_EVENT_NEVER or above e, and active if
  * alloc_event <= e and the same holds of completed_event. What only the end layout has,
@@ -36,31 +47,27 @@ typedef enum nt_metric {
  * before the blocks, begins or ends with the trace's last event. */
 typedef struct nt_allocation_columns {
     size_t count;
-    uint64_t *address;
-    uint64_t *size;           /* of the block, bytes */
-    uint64_t *requested_size; /* bytes; the block's where the file does not say */
-    uint64_t *stream;
-    int32_t *alloc_event;     /* or NT_EVENT_BEFORE */
-    int32_t *free_event;      /* of free_requested, _NEVER or _FREED_BEFORE */
-    int32_t *completed_event; /* of free_completed, or _NEVER */
-    uint32_t *stack;          /* where it was allocated, or NT_NO_STACK */
+    NT_ALLOCATION_LIST(NT_COLUMN_FIELD, )
 } nt_allocation_columns;
+
+#define NT_SEGMENT_LIFE_LIST(X, T)                                                     \
+    X(T, uint64_t, address)                                                            \
+    X(T, uint64_t, size)                                                               \
+    X(T, uint64_t, stream)                                                             \
+    X(T, uint64_t, pool_first) /* private pool where it is known, else 0 */            \
+    X(T, uint64_t, pool_second)                                                        \
+    X(T, uint8_t, kind) /* nt_pool_kind */                                             \
+    X(T, uint8_t, is_expandable)                                                       \
+    X(T, uint8_t, pool_known)  /* 0: freed before the end, no pool ids */              \
+    X(T, int32_t, alloc_event) /* or NT_EVENT_BEFORE */                                \
+    X(T, int32_t, free_event)  /* or NT_EVENT_NEVER */                                 \
+    X(T, uint32_t, stack)
 
 /* One row a segment, or a range of an expandable one that was mapped at once; a range
  * that is unmapped in part ends, and its rest goes on as a row of its own. */
 typedef struct nt_segment_life_columns {
     size_t count;
-    uint64_t *address;
-    uint64_t *size;
-    uint64_t *stream;
-    uint64_t *pool_first; /* private pool where it is known, else 0 */
-    uint64_t *pool_second;
-    uint8_t *kind; /* nt_pool_kind */
-    uint8_t *is_expandable;
-    uint8_t *pool_known;  /* 0: freed before the end in a trace without pool ids */
-    int32_t *alloc_event; /* or NT_EVENT_BEFORE */
-    int32_t *free_event;  /* or NT_EVENT_NEVER */
-    uint32_t *stack;
+    NT_SEGMENT_LIFE_LIST(NT_COLUMN_FIELD, )
 } nt_segment_life_columns;
 
 typedef struct nt_moment {

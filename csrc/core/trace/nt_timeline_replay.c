@@ -18,15 +18,7 @@ typedef struct nt_allocation {
 } nt_allocation;
 
 static const nt_column_spec allocation_specs[] = {
-    NT_COLUMN(nt_allocation_columns, address),
-    NT_COLUMN(nt_allocation_columns, size),
-    NT_COLUMN(nt_allocation_columns, requested_size),
-    NT_COLUMN(nt_allocation_columns, stream),
-    NT_COLUMN(nt_allocation_columns, alloc_event),
-    NT_COLUMN(nt_allocation_columns, free_event),
-    NT_COLUMN(nt_allocation_columns, completed_event),
-    NT_COLUMN(nt_allocation_columns, stack),
-};
+    NT_ALLOCATION_LIST(NT_COLUMN_SPEC, nt_allocation_columns)};
 
 /* Room for `rows` allocations in all. */
 static nt_status
@@ -314,18 +306,7 @@ timeline_points_rank(const nt_timeline_points *points, uint64_t address)
  * was there before the trace, unless the file says what was. */
 
 static const nt_column_spec life_specs[] = {
-    NT_COLUMN(nt_segment_life_columns, address),
-    NT_COLUMN(nt_segment_life_columns, size),
-    NT_COLUMN(nt_segment_life_columns, stream),
-    NT_COLUMN(nt_segment_life_columns, pool_first),
-    NT_COLUMN(nt_segment_life_columns, pool_second),
-    NT_COLUMN(nt_segment_life_columns, kind),
-    NT_COLUMN(nt_segment_life_columns, is_expandable),
-    NT_COLUMN(nt_segment_life_columns, pool_known),
-    NT_COLUMN(nt_segment_life_columns, alloc_event),
-    NT_COLUMN(nt_segment_life_columns, free_event),
-    NT_COLUMN(nt_segment_life_columns, stack),
-};
+    NT_SEGMENT_LIFE_LIST(NT_COLUMN_SPEC, nt_segment_life_columns)};
 
 /* One row to be, but for its range. */
 typedef struct segment_life {

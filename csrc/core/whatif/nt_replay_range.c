@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "whatif/nt_replay_range.h"
+#include "whatif/nt_replay.h"
 
 #include <string.h>
 
