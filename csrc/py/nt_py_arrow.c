@@ -88,22 +88,29 @@ arrow_hold(arrow_table *table)
     return table;
 }
 
+/* Releases and frees one child of a schema or an array, which may be NULL. */
+#define ARROW_FREE_CHILD(child)                                                        \
+    do {                                                                               \
+        if ((child) != NULL && (child)->release != NULL) {                             \
+            (child)->release(child);                                                   \
+        }                                                                              \
+        PyMem_RawFree(child);                                                          \
+    } while (0)
+
+/* The same for all that `parent` has, and for the list of its children. */
+#define ARROW_FREE_CHILDREN(parent)                                                    \
+    do {                                                                               \
+        for (int64_t i = 0; i < (parent)->n_children; i++) {                           \
+            ARROW_FREE_CHILD((parent)->children[i]);                                   \
+        }                                                                              \
+        ARROW_FREE_CHILD((parent)->dictionary);                                        \
+        PyMem_RawFree((parent)->children);                                             \
+    } while (0)
+
 static void
 arrow_release_schema(arrow_schema *schema)
 {
-    for (int64_t i = 0; i < schema->n_children; i++) {
-        if (schema->children[i] != NULL && schema->children[i]->release != NULL) {
-            schema->children[i]->release(schema->children[i]);
-        }
-        PyMem_RawFree(schema->children[i]);
-    }
-    if (schema->dictionary != NULL) {
-        if (schema->dictionary->release != NULL) {
-            schema->dictionary->release(schema->dictionary);
-        }
-        PyMem_RawFree(schema->dictionary);
-    }
-    PyMem_RawFree(schema->children);
+    ARROW_FREE_CHILDREN(schema);
     arrow_drop(schema->private_data);
     schema->release = NULL;
 }
@@ -165,19 +172,7 @@ static void
 arrow_release_array(arrow_array *array)
 {
     arrow_owned *owned = array->private_data;
-    for (int64_t i = 0; i < array->n_children; i++) {
-        if (array->children[i] != NULL && array->children[i]->release != NULL) {
-            array->children[i]->release(array->children[i]);
-        }
-        PyMem_RawFree(array->children[i]);
-    }
-    if (array->dictionary != NULL) {
-        if (array->dictionary->release != NULL) {
-            array->dictionary->release(array->dictionary);
-        }
-        PyMem_RawFree(array->dictionary);
-    }
-    PyMem_RawFree(array->children);
+    ARROW_FREE_CHILDREN(array);
     arrow_drop(owned->table);
     PyMem_RawFree(owned);
     array->release = NULL;

@@ -22,7 +22,6 @@ column_item_size(char format)
     }
 }
 
-/* A column of nothing yet. */
 static py_column *
 column_new(nt_py_state *state, Py_ssize_t count, char format)
 {

@@ -286,7 +286,6 @@ copy_live(const attribution_copy *copy, size_t i)
                          (unsigned long long)row->bytes);
 }
 
-/* A list of `count` items, each made by `make`. */
 static PyObject *
 copy_list(const attribution_copy *copy, size_t count,
           PyObject *(*make)(const attribution_copy *, size_t))

@@ -698,7 +698,7 @@ autograd_py_heap_tensors(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused
         }
     }
     const nt_alloc alloc = nt_alloc_system();
-    nt_release(&alloc, tensors.found, tensors.capacity * sizeof *tensors.found);
+    NT_RELEASE(&alloc, tensors.found, tensors.capacity);
     return list;
 }
 
@@ -1199,8 +1199,8 @@ static void
 holds_clear(roots_holds *holds)
 {
     const nt_alloc alloc = nt_alloc_system();
-    nt_release(&alloc, holds->holds, holds->count * sizeof *holds->holds);
-    nt_release(&alloc, holds->held, holds->holders * sizeof *holds->held);
+    NT_RELEASE(&alloc, holds->holds, holds->count);
+    NT_RELEASE(&alloc, holds->held, holds->holders);
 }
 
 static nt_status

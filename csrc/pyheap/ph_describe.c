@@ -205,8 +205,8 @@ extra_keep(ph_state *s, const seen *entry)
 static void
 extra_clear(ph_state *s)
 {
-    nt_release(&s->alloc, s->extras, s->extra_capacity * sizeof *s->extras);
-    nt_release(&s->alloc, s->extra_owner, s->extra_capacity * sizeof *s->extra_owner);
+    NT_RELEASE(&s->alloc, s->extras, s->extra_capacity);
+    NT_RELEASE(&s->alloc, s->extra_owner, s->extra_capacity);
     nt_map_clear(&s->extra_index);
     s->extras = NULL;
     s->extra_owner = NULL;
@@ -257,8 +257,8 @@ ph_describe_extras(ph_state *s, nt_error *err)
     }
     status = extra_collect(s, &round);
 done:
-    nt_release(&s->alloc, round.seen, round.capacity * sizeof *round.seen);
-    nt_release(&s->alloc, round.queue, round.queue_capacity * sizeof *round.queue);
+    NT_RELEASE(&s->alloc, round.seen, round.capacity);
+    NT_RELEASE(&s->alloc, round.queue, round.queue_capacity);
     nt_map_clear(&round.index);
     return status == NT_OK ? NT_OK : nt_fail_nomem(err);
 }
@@ -830,7 +830,7 @@ ph_describe_graph(ph_state *s, uint32_t component, const ph_component *kept,
     const nt_status status = graph_fill(&round, kept, steps, count);
     nt_map_clear(&round.ids);
     nt_map_clear(&round.before);
-    nt_release(&s->alloc, round.queue, round.queue_capacity * sizeof *round.queue);
+    NT_RELEASE(&s->alloc, round.queue, round.queue_capacity);
     nt_release(&s->alloc, round.way, round.way != NULL ? graph_way_bytes(&round) : 0);
     return status == NT_OK ? NT_OK : nt_fail_nomem(err);
 }
@@ -1071,11 +1071,11 @@ describe_way(ph_state *s, uint32_t component, uint32_t **way, uint32_t *length,
         NT_TRY(
             nt_graph_cycle(s->graph, s->component, from, &tried, &tried_length, err));
         if (tried != NULL && (*way == NULL || tried_length < *length)) {
-            nt_release(&s->graph->alloc, *way, *length * sizeof **way);
+            NT_RELEASE(&s->graph->alloc, *way, *length);
             *way = tried;
             *length = tried_length;
         } else {
-            nt_release(&s->graph->alloc, tried, tried_length * sizeof *tried);
+            NT_RELEASE(&s->graph->alloc, tried, tried_length);
         }
         /* Nothing is shorter than two objects that refer to each other, unless one
          * refers to itself, and that one says so from where it stands. */
@@ -1089,7 +1089,7 @@ describe_way(ph_state *s, uint32_t component, uint32_t **way, uint32_t *length,
 static void
 describe_forget_way(ph_state *s)
 {
-    nt_release(&s->graph->alloc, s->way, s->way_length * sizeof *s->way);
+    NT_RELEASE(&s->graph->alloc, s->way, s->way_length);
     s->way = NULL;
     s->way_length = 0;
 }
@@ -1200,7 +1200,7 @@ describe_order(ph_state *s, nt_map *shapes)
             s->kept[i].cycle = nt_map_find(shapes, before[s->kept[i].cycle]);
         }
     }
-    nt_release(&s->alloc, before, ((size_t)out->count + 1) * sizeof *before);
+    NT_RELEASE(&s->alloc, before, ((size_t)out->count + 1));
     return status;
 }
 
@@ -1335,12 +1335,12 @@ describe_clear(ph_state *s)
     nt_release(alloc, s->component, nodes);
     nt_release(alloc, s->owner, nodes);
     nt_release(alloc, s->members, nodes);
-    nt_release(alloc, s->sizes, components * sizeof(uint32_t));
-    nt_release(alloc, s->cyclic, components * sizeof(bool));
-    nt_release(alloc, s->member_first, (components + 1) * sizeof(uint32_t));
-    nt_release(alloc, s->kept, s->kept_capacity * sizeof *s->kept);
-    nt_release(alloc, s->extras, s->extra_capacity * sizeof *s->extras);
-    nt_release(alloc, s->extra_owner, s->extra_capacity * sizeof *s->extra_owner);
+    NT_RELEASE(alloc, s->sizes, components);
+    NT_RELEASE(alloc, s->cyclic, components);
+    NT_RELEASE(alloc, s->member_first, components + 1);
+    NT_RELEASE(alloc, s->kept, s->kept_capacity);
+    NT_RELEASE(alloc, s->extras, s->extra_capacity);
+    NT_RELEASE(alloc, s->extra_owner, s->extra_capacity);
     describe_forget_way(s);
     nt_map_clear(&s->found);
     nt_map_clear(&s->storages);
@@ -1387,7 +1387,7 @@ ph_cycles_free(ph_cycles *cycles)
 {
     if (cycles != NULL) {
         const nt_alloc alloc = cycles->arena.alloc;
-        nt_release(&alloc, cycles->cycles, cycles->capacity * sizeof *cycles->cycles);
+        NT_RELEASE(&alloc, cycles->cycles, cycles->capacity);
         nt_arena_clear(&cycles->arena);
         nt_release(&alloc, cycles, sizeof *cycles);
     }

@@ -56,8 +56,7 @@ static void
 gcwatch_forget_pending(gcwatch_state *state)
 {
     const nt_alloc system = nt_alloc_system();
-    nt_release(&system, state->pending.predicted,
-               state->pending.count * sizeof(nt_sort_item));
+    NT_RELEASE(&system, state->pending.predicted, state->pending.count);
     state->pending = (gcwatch_pending){.predicted = NULL};
 }
 
@@ -201,8 +200,7 @@ gcwatch_free(PyObject *capsule)
     while (state->count > 0) {
         gcwatch_free_subscriber(state->subscribers[--state->count]);
     }
-    nt_release(&system, state->subscribers,
-               state->capacity * sizeof(gcwatch_subscriber *));
+    NT_RELEASE(&system, state->subscribers, state->capacity);
     Py_XDECREF(state->key);
     Py_XDECREF(state->gc);
     nt_release(&system, state, sizeof *state);
@@ -651,7 +649,7 @@ gcwatch_stop(gcwatch_state *state, PyObject *info)
             gcwatch_note_refusal(state, &err);
         }
         nt_release(&system, addresses, bytes);
-        nt_release(&system, pending.predicted, pending.count * sizeof(nt_sort_item));
+        NT_RELEASE(&system, pending.predicted, pending.count);
     }
     gcwatch_discard(state);
     state->inside = false;

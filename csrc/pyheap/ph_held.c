@@ -249,8 +249,8 @@ ph_held_measure(ph_join *join, const ph_hold *holds, size_t hold_count, ph_held 
     held_cut(&s, holds, hold_count, held);
     status = held_answer(&s, held, together, err);
 done:
-    nt_release(&join->alloc, s.bytes, s.capacity * sizeof *s.bytes);
-    nt_release(&join->alloc, s.roots, (size_t)s.nodes * sizeof *s.roots);
+    NT_RELEASE(&join->alloc, s.bytes, s.capacity);
+    NT_RELEASE(&join->alloc, s.roots, (size_t)s.nodes);
     nt_map_clear(&s.index);
     nt_bitset_clear(&s.outside);
     return status;

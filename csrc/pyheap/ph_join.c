@@ -25,9 +25,9 @@ ph_join_clear(ph_join *join)
     if (alloc->resize == NULL) {
         return;
     }
-    nt_release(alloc, join->added, join->added_capacity * sizeof *join->added);
-    nt_release(alloc, join->links, join->link_capacity * sizeof *join->links);
-    nt_release(alloc, join->links_in, join->walked * sizeof *join->links_in);
+    NT_RELEASE(alloc, join->added, join->added_capacity);
+    NT_RELEASE(alloc, join->links, join->link_capacity);
+    NT_RELEASE(alloc, join->links_in, join->walked);
     nt_bitset_clear(&join->hidden);
     nt_bitset_clear(&join->autograd);
     if (join->graph.first != NULL) {
@@ -167,8 +167,8 @@ join_sort(ph_join *join, nt_error *err)
         }
         memcpy(join->links, sorted, count * sizeof *sorted);
     }
-    nt_release(&join->alloc, items, count * sizeof *items);
-    nt_release(&join->alloc, sorted, count * sizeof *sorted);
+    NT_RELEASE(&join->alloc, items, count);
+    NT_RELEASE(&join->alloc, sorted, count);
     return made ? NT_OK : nt_fail_nomem(err);
 }
 

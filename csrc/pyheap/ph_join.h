@@ -154,7 +154,7 @@ nt_status
 ph_way_make(const ph_join *join, const uint32_t *nodes, uint32_t count, bool closed,
             nt_arena *arena, ph_way *way, nt_error *err) NT_CHECKED;
 
-/* ---- bytes that holders keep ------------------------------------------------------ */
+/* ---- bytes that holders keep ----------------------------------------------------- */
 
 /* How many bytes of tensors would be freed with some objects: dominators of
  * a join, with a node for each holder. GIL held; nothing is created. */
@@ -180,7 +180,7 @@ nt_status
 ph_held_measure(ph_join *join, const ph_hold *holds, size_t hold_count, ph_held *held,
                 uint32_t holder_count, uint64_t *together, nt_error *err) NT_CHECKED;
 
-/* ---- cycles ----------------------------------------------------------------------- */
+/* ---- cycles ---------------------------------------------------------------------- */
 
 /* Cycles that PyTorch's graph has a part in: found in a join, with what each keeps, as
  * plain data. GIL held; nothing is created, nobody's Python runs. */

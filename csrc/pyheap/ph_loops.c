@@ -382,7 +382,7 @@ loop_describe_all(loop_search *s, uint32_t most, ph_loops *out, nt_error *err)
         }
     }
 done:
-    nt_release(&s->alloc, order, s->count * sizeof *order);
+    NT_RELEASE(&s->alloc, order, s->count);
     return status;
 }
 
@@ -481,7 +481,7 @@ ph_loops_find(const ph_join *join, uint32_t most, ph_loops **out, nt_error *err)
     nt_release(&s.alloc, s.inner, bytes);
     nt_release(&s.alloc, s.before, bytes);
     nt_release(&s.alloc, s.queue, bytes);
-    nt_release(&s.alloc, s.entries, s.capacity * sizeof *s.entries);
+    NT_RELEASE(&s.alloc, s.entries, s.capacity);
     nt_map_clear(&s.index);
     nt_map_clear(&s.storages);
     nt_bitset_clear(&s.within);

@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-
 /* torch keeps sizes and strides of up to this many dimensions inside of the tensor: a
  * count, then the sizes, then the strides, each with room for five; more of them lie
  * behind a pointer, the sizes first. */
@@ -978,7 +977,7 @@ ph_node_each_hooks(PyObject *node, ph_node_visit visit, void *ctx)
     return 0;
 }
 
-/* ---- fields of types that publish none -------------------------------------------- */
+/* ---- fields of types that publish none ------------------------------------------- */
 
 #define MOST_FIELDS 128
 #define FIELD_NAME_BYTES 32

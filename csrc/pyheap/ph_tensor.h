@@ -102,7 +102,7 @@ typedef int (*ph_node_visit)(void *ctx, int list, PyObject *dict);
 int
 ph_node_each_hooks(PyObject *node, ph_node_visit visit, void *ctx);
 
-/* ---- fields of types that publish none -------------------------------------------- */
+/* ---- fields of types that publish none ------------------------------------------- */
 
 /* Fields of types that publish neither a struct nor members. An object of the type is
  * made around known things, and the words of its memory are compared with their

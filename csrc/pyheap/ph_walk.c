@@ -224,7 +224,6 @@ walk_reserve(ph_heap *heap, void **array, size_t *capacity, size_t need, size_t 
 /* The first chunks' room; a small program has some hundred. */
 #define INDEX_FIRST_CHUNKS 256
 
-/* Empties the index. */
 static void
 walk_index_reset(walk_index *index)
 {
@@ -238,13 +237,10 @@ static void
 walk_index_free(ph_heap *heap)
 {
     walk_index *index = &heap->index;
-    nt_release(&heap->alloc, index->nodes.items,
-               index->nodes.capacity * sizeof(uint32_t));
-    nt_release(&heap->alloc, index->slots.items,
-               index->slots.capacity * sizeof(uint64_t));
-    nt_release(&heap->alloc, index->words, index->word_capacity * sizeof(walk_word));
-    nt_release(&heap->alloc, index->numbers,
-               index->number_capacity * sizeof(uintptr_t));
+    NT_RELEASE(&heap->alloc, index->nodes.items, index->nodes.capacity);
+    NT_RELEASE(&heap->alloc, index->slots.items, index->slots.capacity);
+    NT_RELEASE(&heap->alloc, index->words, index->word_capacity);
+    NT_RELEASE(&heap->alloc, index->numbers, index->number_capacity);
 }
 
 /* Slots for `count` keys: a power of two, at most half of them used. */
@@ -580,7 +576,6 @@ edges_choose(edges_round *round)
     edges_each_chunked(round);
 }
 
-/* Fills graph and refs by one tp_traverse of each object. */
 static nt_status
 walk_find_edges(ph_heap *heap, nt_error *err)
 {
@@ -689,7 +684,7 @@ walk_find_leaves(ph_heap *heap, nt_error *err)
     }
 
 done:
-    nt_release(&heap->alloc, round.found, round.capacity * sizeof(PyObject *));
+    NT_RELEASE(&heap->alloc, round.found, round.capacity);
     return status;
 }
 
@@ -711,7 +706,6 @@ ph_walk_prepare(nt_error *err)
 
 /* ---- collecting the nodes -------------------------------------------------------- */
 
-/* Turns to chunks: sets the bits of the objects that were listed. */
 static nt_status
 walk_to_chunks(ph_heap *heap, nt_error *err)
 {
@@ -802,7 +796,6 @@ walk_list_hashed(ph_heap *heap, const ph_gc_link *link, const ph_gc_link *head,
     return link;
 }
 
-/* Takes the objects of one of the collector's lists. */
 static nt_status
 walk_list(ph_heap *heap, const ph_gc_link *head, uintptr_t *low_bits, nt_error *err)
 {
@@ -867,14 +860,12 @@ walk_release(ph_heap *heap)
 {
     const nt_alloc alloc = heap->alloc;
     walk_index_free(heap);
-    nt_release(&alloc, heap->objects, heap->object_capacity * sizeof(PyObject *));
-    nt_release(&alloc, heap->refs, heap->ref_capacity * sizeof(uint32_t));
-    nt_release(&alloc, heap->graph.first, heap->first_capacity * sizeof(uint32_t));
-    nt_release(&alloc, heap->graph.targets, heap->target_capacity * sizeof(uint32_t));
-    nt_release(&alloc, heap->scratch.marks,
-               heap->scratch.mark_capacity * sizeof(uint64_t));
-    nt_release(&alloc, heap->scratch.stack,
-               heap->scratch.stack_capacity * sizeof(uint32_t));
+    NT_RELEASE(&alloc, heap->objects, heap->object_capacity);
+    NT_RELEASE(&alloc, heap->refs, heap->ref_capacity);
+    NT_RELEASE(&alloc, heap->graph.first, heap->first_capacity);
+    NT_RELEASE(&alloc, heap->graph.targets, heap->target_capacity);
+    NT_RELEASE(&alloc, heap->scratch.marks, heap->scratch.mark_capacity);
+    NT_RELEASE(&alloc, heap->scratch.stack, heap->scratch.stack_capacity);
     const nt_alloc system = nt_alloc_system();
     nt_release(&system, heap, sizeof *heap);
 }

@@ -108,6 +108,10 @@ nt_take(const nt_alloc *alloc, void **out, size_t size, nt_error *err) NT_CHECKE
 void
 nt_release(const nt_alloc *alloc, void *ptr, size_t size);
 
+/* nt_release for `count` elements of the pointer `array`, which is none to void. */
+#define NT_RELEASE(alloc, array, count)                                                \
+    nt_release(alloc, array, (count) * sizeof *(array))
+
 /* Makes room for `need` elements of `element` bytes in *array, which has room for
  * *capacity of them, and at least doubles it when it grows. On failure nothing changed.
  */

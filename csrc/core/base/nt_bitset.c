@@ -52,7 +52,7 @@ nt_bitset_init(nt_bitset *set, nt_alloc alloc, size_t size, nt_error *err)
 void
 nt_bitset_clear(nt_bitset *set)
 {
-    nt_release(&set->alloc, set->words, set->word_count * sizeof(uint64_t));
+    NT_RELEASE(&set->alloc, set->words, set->word_count);
     *set = (nt_bitset){.alloc = set->alloc};
 }
 

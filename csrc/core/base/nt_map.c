@@ -14,7 +14,7 @@ nt_map_init(nt_map *map, nt_alloc alloc)
 void
 nt_map_clear(nt_map *map)
 {
-    nt_release(&map->alloc, map->entries, map->slots * sizeof(nt_map_entry));
+    NT_RELEASE(&map->alloc, map->entries, map->slots);
     nt_map_init(map, map->alloc);
 }
 
@@ -50,7 +50,7 @@ map_enlarge(nt_map *map, nt_error *err)
             map_place(map, old.entries[i].key, old.entries[i].value);
         }
     }
-    nt_release(&map->alloc, old.entries, old.slots * sizeof(nt_map_entry));
+    NT_RELEASE(&map->alloc, old.entries, old.slots);
     return NT_OK;
 }
 
@@ -145,8 +145,8 @@ nt_strings_free(nt_strings *strings)
     }
     const nt_alloc alloc = strings->alloc;
     nt_arena_clear(&strings->arena);
-    nt_release(&alloc, strings->entries, strings->capacity * sizeof(string_entry));
-    nt_release(&alloc, strings->slots, strings->slot_count * sizeof(uint32_t));
+    NT_RELEASE(&alloc, strings->entries, strings->capacity);
+    NT_RELEASE(&alloc, strings->slots, strings->slot_count);
     nt_release(&alloc, strings, sizeof *strings);
 }
 
@@ -208,7 +208,7 @@ strings_enlarge(nt_strings *strings, nt_error *err)
         }
         slots[slot] = id;
     }
-    nt_release(&strings->alloc, strings->slots, strings->slot_count * sizeof(uint32_t));
+    NT_RELEASE(&strings->alloc, strings->slots, strings->slot_count);
     strings->slots = slots;
     strings->slot_count = slot_count;
     return NT_OK;

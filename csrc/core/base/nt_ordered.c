@@ -73,7 +73,7 @@ nt_ordered_clear(nt_ordered *set, const nt_alloc *alloc)
     for (size_t i = 0; i < set->run_count; i++) {
         nt_release(alloc, set->runs[i].page, sizeof(ordered_page));
     }
-    nt_release(alloc, set->runs, set->run_capacity * sizeof *set->runs);
+    NT_RELEASE(alloc, set->runs, set->run_capacity);
     *set = (nt_ordered){.count = 0};
 }
 

@@ -248,7 +248,6 @@ fragment_count_segment(nt_fragment *f, nt_map *known, const nt_layout *layout,
     return NT_OK;
 }
 
-/* Holes and groups, largest first. */
 static nt_status
 fragment_rank_all(nt_fragment *f, nt_error *err)
 {
@@ -270,7 +269,7 @@ fragment_rank_all(nt_fragment *f, nt_error *err)
         status = fragment_rank(&f->alloc, f->groups, f->group_count,
                                sizeof(nt_fragment_group), order, err);
     }
-    nt_release(&f->alloc, order, most * sizeof *order);
+    NT_RELEASE(&f->alloc, order, most);
     return status;
 }
 
@@ -313,10 +312,10 @@ nt_fragment_free(nt_fragment *f)
         return;
     }
     const nt_alloc alloc = f->alloc;
-    nt_release(&alloc, f->places, f->place_capacity * sizeof(fragment_place));
-    nt_release(&alloc, f->holes, f->hole_capacity * sizeof(nt_hole));
-    nt_release(&alloc, f->groups, f->group_capacity * sizeof(nt_fragment_group));
-    nt_release(&alloc, f->segments, f->segment_capacity * sizeof(nt_fragment_segment));
+    NT_RELEASE(&alloc, f->places, f->place_capacity);
+    NT_RELEASE(&alloc, f->holes, f->hole_capacity);
+    NT_RELEASE(&alloc, f->groups, f->group_capacity);
+    NT_RELEASE(&alloc, f->segments, f->segment_capacity);
     nt_release(&alloc, f, sizeof *f);
 }
 

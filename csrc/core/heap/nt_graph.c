@@ -25,7 +25,7 @@ graph_queue_push(graph_queue *queue, const nt_alloc *alloc, uint32_t node,
 static inline void
 graph_queue_clear(graph_queue *queue, const nt_alloc *alloc)
 {
-    nt_release(alloc, queue->nodes, queue->capacity * sizeof *queue->nodes);
+    NT_RELEASE(alloc, queue->nodes, queue->capacity);
     *queue = (graph_queue){0};
 }
 
@@ -354,11 +354,11 @@ nt_graph_owners(const nt_graph *graph, const uint32_t *component, uint32_t count
     }
 done:
     graph_queue_clear(&queue, &graph->alloc);
-    nt_release(&graph->alloc, seeds, count * sizeof *seeds);
+    NT_RELEASE(&graph->alloc, seeds, count);
     return status;
 }
 
-/* ---- the shortest way round ---- */
+/* ---- the shortest way round ------------------------------------------------------ */
 
 /* Up to here nodes that were found are kept in a map; of more, as bits of all nodes. */
 #define CYCLE_MOST_MAPPED 4096
@@ -379,7 +379,6 @@ cycle_bits_bytes(const nt_graph *graph)
     return ((size_t)graph->node_count / 64 + 1) * 8;
 }
 
-/* Turns from the map to bits. */
 static nt_status
 cycle_to_bits(cycle_search *s, nt_error *err)
 {
@@ -393,7 +392,6 @@ cycle_to_bits(cycle_search *s, nt_error *err)
     return NT_OK;
 }
 
-/* Whether `node` is found for the first time. */
 static nt_status
 cycle_find_node(cycle_search *s, uint32_t node, bool *fresh, nt_error *err)
 {
@@ -605,7 +603,6 @@ paths_take(paths_search *s, uint32_t found, nt_error *err)
     return NT_OK;
 }
 
-/* Begins anew from `tip`, the new end of the stem. */
 static nt_status
 paths_move_tip(paths_search *s, uint32_t tip, nt_error *err)
 {
@@ -690,10 +687,9 @@ nt_graph_paths(const nt_graph *reversed, uint32_t node, const nt_bitset *roots,
     search.count = 0;
 done:
     for (uint32_t i = 0; i < search.count; i++) {
-        nt_release(alloc, search.paths[i].nodes,
-                   search.paths[i].length * sizeof(uint32_t));
+        NT_RELEASE(alloc, search.paths[i].nodes, search.paths[i].length);
     }
-    nt_release(alloc, search.paths, search.capacity * sizeof *search.paths);
+    NT_RELEASE(alloc, search.paths, search.capacity);
     nt_release(alloc, search.seen, seen_bytes);
     graph_queue_clear(&search.stem, alloc);
     graph_queue_clear(&search.used, alloc);
@@ -706,10 +702,9 @@ void
 nt_graph_paths_free(const nt_graph *reversed, nt_graph_path *paths, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        nt_release(&reversed->alloc, paths[i].nodes,
-                   paths[i].length * sizeof *paths[i].nodes);
+        NT_RELEASE(&reversed->alloc, paths[i].nodes, paths[i].length);
     }
-    nt_release(&reversed->alloc, paths, count * sizeof *paths);
+    NT_RELEASE(&reversed->alloc, paths, count);
 }
 
 /* Dominators after Lengauer and Tarjan, 1979, the version with path compression only.
@@ -952,7 +947,7 @@ nt_graph_dominators(const nt_graph *graph, const uint32_t *roots, size_t root_co
 done:
     nt_release(&graph->alloc, s.entries, entry_bytes);
     nt_release(&graph->alloc, s.first, first_bytes);
-    nt_release(&graph->alloc, s.from, s.from_count * sizeof *s.from);
+    NT_RELEASE(&graph->alloc, s.from, s.from_count);
     return status;
 }
 
@@ -1005,9 +1000,8 @@ void
 nt_graph_clear(nt_graph *graph)
 {
     const size_t nodes = graph->node_count;
-    nt_release(&graph->alloc, graph->first, (nodes + 1) * sizeof *graph->first);
-    nt_release(&graph->alloc, graph->targets,
-               (size_t)graph->edge_count * sizeof *graph->targets);
+    NT_RELEASE(&graph->alloc, graph->first, nodes + 1);
+    NT_RELEASE(&graph->alloc, graph->targets, (size_t)graph->edge_count);
     *graph = (nt_graph){.alloc = graph->alloc};
 }
 

@@ -77,7 +77,7 @@ static void
 steps_marks_clear(steps_work *w, steps_marks *all)
 {
     nt_strings_free(all->patterns);
-    nt_release(&w->alloc, all->marks, all->capacity * sizeof *all->marks);
+    NT_RELEASE(&w->alloc, all->marks, all->capacity);
 }
 
 static nt_status
@@ -152,7 +152,7 @@ steps_commonest(steps_work *w, const steps_marks *all, uint32_t *out, size_t *co
     }
     *count = counts[best];
     *out = (uint32_t)best;
-    nt_release(&w->alloc, counts, patterns * sizeof *counts);
+    NT_RELEASE(&w->alloc, counts, patterns);
     return NT_OK;
 }
 
@@ -319,7 +319,6 @@ steps_is_optimizer(uint8_t role)
            role == NT_ROLE_ZERO_GRAD || role == NT_ROLE_SCALER;
 }
 
-/* Whether something is allocated in events first .. end - 1. */
 static bool
 steps_allocate(const steps_work *w, size_t first, size_t end)
 {
@@ -408,7 +407,6 @@ steps_passes_before(const steps_work *w, size_t event, size_t known)
     return known;
 }
 
-/* Whether a module allocates from `event` on. */
 static bool
 steps_has_forward(const steps_work *w, size_t event)
 {
@@ -855,7 +853,6 @@ steps_find_loop(steps_work *w, steps_tree *tree, nt_error *err)
     return shorter.rounds == 0 ? NT_OK : steps_cut_loop(w, tree, &shorter, err);
 }
 
-/* The outermost loop of the program's own lines. */
 static nt_status
 steps_by_loop(steps_work *w, nt_error *err)
 {
@@ -1093,8 +1090,8 @@ nt_steps_find(const nt_alloc *alloc, const nt_snapshot *snapshot, size_t device,
         found.frame = w.frame;
     }
     nt_release(alloc, w.role, w.count);
-    nt_release(alloc, w.passes, w.pass_capacity * sizeof *w.passes);
-    nt_release(alloc, w.edges, w.edge_capacity * sizeof *w.edges);
+    NT_RELEASE(alloc, w.passes, w.pass_capacity);
+    NT_RELEASE(alloc, w.edges, w.edge_capacity);
     if (status == NT_OK) {
         *out = found;
     }
@@ -1105,8 +1102,7 @@ void
 nt_steps_clear(nt_steps *steps)
 {
     if (steps->edges != NULL) {
-        nt_release(&steps->alloc, steps->edges,
-                   (steps->count + 1) * sizeof *steps->edges);
+        NT_RELEASE(&steps->alloc, steps->edges, steps->count + 1);
     }
     *steps = (nt_steps){.alloc = steps->alloc, .text = NT_NONE, .frame = NT_NONE};
 }

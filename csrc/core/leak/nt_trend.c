@@ -54,7 +54,7 @@ typedef struct trend_cuts {
 /* Columns of a least-squares fit at most: mean, line, bend, and the steps at cuts. */
 enum { TREND_COLUMNS = TREND_MOST_CUTS + 3 };
 
-/* ---- ranks and medians ---------------------------------------------------- */
+/* ---- ranks and medians ----------------------------------------------------------- */
 
 /* Of the normal distribution: 1 / (its third quartile), and its 97.5 % point. */
 #define TREND_MAD 1.4826
@@ -160,7 +160,6 @@ trend_pairs(trend_work *w, const double *values, size_t n, double *signs)
     return count;
 }
 
-/* The median of w->pairs. */
 static double
 trend_middle(trend_work *w, size_t count)
 {
@@ -261,7 +260,7 @@ trend_noise(trend_work *w, const double *y, size_t n, double *centre)
     return trend_spread(w->change, n - 1, *centre, w->scratch);
 }
 
-/* ---- lines against steps, by least squares -------------------------------- */
+/* ---- lines against steps, by least squares --------------------------------------- */
 
 /* As in nt_trend_shape.c; where most changes are equal, so many times the mean one. */
 #define TREND_JUMP 6.0
@@ -362,7 +361,6 @@ trend_memory(const double *y, size_t n, const trend_cuts *cuts)
     return memory < 0.0 ? 0.0 : memory > most ? most : memory;
 }
 
-/* z of y. */
 static void
 trend_forget(double *z, const double *y, size_t m, double memory)
 {
@@ -598,7 +596,7 @@ trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *cut
     return is_sure && bent.parts[2] < 0.0 && begin > 0.0 && end < share * begin;
 }
 
-/* ---- warm-up, bursts, saw-teeth ------------------------------------------- */
+/* ---- warm-up, bursts, saw-teeth -------------------------------------------------- */
 
 /* A change is a jump at so many standard deviations of single changes: among a thousand
  * changes of normal noise there is none in a million series. A fall of a saw-tooth is
@@ -938,7 +936,7 @@ trend_find_teeth(trend_work *w, const double *y, const double *raw, size_t n,
     }
 }
 
-/* ---- growth that slows ---------------------------------------------------- */
+/* ---- growth that slows ----------------------------------------------------------- */
 
 /* The point of the normal distribution with a fortieth beyond it. */
 #define TREND_FORTIETH 1.96
@@ -1022,7 +1020,7 @@ trend_has_slowed(trend_work *w, const double *y, size_t n)
            moment < -TREND_FORTIETH * trend_root(squares / 12.0);
 }
 
-/* ---- floors and medians of parts ------------------------------------------ */
+/* ---- floors and medians of parts ------------------------------------------------- */
 
 typedef enum trend_part_of { TREND_FLOOR, TREND_MEDIAN } trend_part_of;
 
@@ -1084,7 +1082,7 @@ trend_eighth(const double *y, size_t n)
     return all > 0.0 ? (y[n - 1] - late) / all : 0.0;
 }
 
-/* ---- the rule ------------------------------------------------------------- */
+/* ---- the rule -------------------------------------------------------------------- */
 
 /* A bend of so many standard errors is one: half of a hundredth of straight lines have
  * it. Behind a warm-up that came to its level little by little a twentieth is
@@ -1120,7 +1118,7 @@ trend_work_clear(trend_work *w)
     nt_release(&w->alloc, w->scratch, size);
     nt_release(&w->alloc, w->change, size);
     nt_release(&w->alloc, w->raw, size);
-    nt_release(&w->alloc, w->pairs, w->pair_capacity * sizeof *w->pairs);
+    NT_RELEASE(&w->alloc, w->pairs, w->pair_capacity);
 }
 
 static nt_status
@@ -1424,13 +1422,13 @@ nt_trend_find(const nt_alloc *alloc, const uint64_t *values, size_t count,
     trend_look(&w, x, falls, n, find_warmup, &found);
     *out = found;
 done:
-    nt_release(alloc, x, n * sizeof *x);
-    nt_release(alloc, falls, n * sizeof *falls);
+    NT_RELEASE(alloc, x, n);
+    NT_RELEASE(alloc, falls, n);
     trend_work_clear(&w);
     return status;
 }
 
-/* ---- floors and highs of steps -------------------------------------------- */
+/* ---- floors and highs of steps --------------------------------------------------- */
 
 static nt_status
 trend_check_starts(const uint64_t *starts, size_t steps, size_t count, nt_error *err)

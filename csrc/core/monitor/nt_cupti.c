@@ -67,8 +67,7 @@ static nt_cupti *cupti_current;   /* guard: cupti_mutex; NULL: none is on */
 static cupti_buffer *cupti_spare; /* guard: cupti_mutex */
 static size_t cupti_buffers;      /* all there are; guard: cupti_mutex */
 
-/* ---- buffers, on CUPTI's threads ---------------------------------------------------
- */
+/* ---- buffers, on CUPTI's threads ------------------------------------------------- */
 
 static void
 cupti_request(uint8_t **buffer, size_t *size, size_t *most_records)
@@ -184,8 +183,7 @@ cupti_release_buffers(void)
     }
 }
 
-/* ---- on and off --------------------------------------------------------------------
- */
+/* ---- on and off ------------------------------------------------------------------ */
 
 static nt_status
 cupti_fail(const nt_cupti *c, nt_status status, const char *what, nt_cupti_status code,

@@ -46,8 +46,7 @@ struct nt_ledger {
     uint64_t unmatched;
 };
 
-/* ---- making ------------------------------------------------------------------------
- */
+/* ---- making ---------------------------------------------------------------------- */
 
 static const char *
 ledger_copy_text(nt_ledger *l, const char *text)
@@ -106,12 +105,12 @@ nt_ledger_free(nt_ledger *ledger)
     }
     nt_ledger *l = ledger;
     const nt_alloc alloc = l->alloc;
-    nt_release(&alloc, l->rules, l->rule_count * sizeof *l->rules);
-    nt_release(&alloc, l->owners, l->owner_room * sizeof *l->owners);
-    nt_release(&alloc, l->pending, l->pending_room * sizeof *l->pending);
-    nt_release(&alloc, l->order, l->order_room * sizeof *l->order);
-    nt_release(&alloc, l->rows, l->row_room * sizeof *l->rows);
-    nt_release(&alloc, l->uses, l->use_room * sizeof *l->uses);
+    NT_RELEASE(&alloc, l->rules, l->rule_count);
+    NT_RELEASE(&alloc, l->owners, l->owner_room);
+    NT_RELEASE(&alloc, l->pending, l->pending_room);
+    NT_RELEASE(&alloc, l->order, l->order_room);
+    NT_RELEASE(&alloc, l->rows, l->row_room);
+    NT_RELEASE(&alloc, l->uses, l->use_room);
     nt_map_clear(&l->by_address);
     nt_map_clear(&l->by_use);
     nt_strings_free(l->names);
@@ -120,8 +119,7 @@ nt_ledger_free(nt_ledger *ledger)
     nt_release(&alloc, l, sizeof *l);
 }
 
-/* ---- libraries ---------------------------------------------------------------------
- */
+/* ---- libraries ------------------------------------------------------------------- */
 
 /* The name of the file at `path`, without its folder and the numbers behind ".so". */
 static const char *
@@ -197,8 +195,7 @@ nt_ledger_source(const nt_ledger *ledger, size_t index, size_t *length,
     return nt_strings_get(ledger->sources, (uint32_t)index, length);
 }
 
-/* ---- live allocations --------------------------------------------------------------
- */
+/* ---- live allocations ------------------------------------------------------------ */
 
 /* The use of these three, made at first sight. */
 static nt_status
@@ -318,8 +315,7 @@ ledger_apply(nt_ledger *l, const nt_ledger_record *r, nt_error *err)
     return ledger_add(l, &live, false, first, err);
 }
 
-/* ---- records -----------------------------------------------------------------------
- */
+/* ---- records --------------------------------------------------------------------- */
 
 nt_status
 nt_ledger_push(nt_ledger *ledger, const nt_ledger_record *record, nt_error *err)
@@ -372,8 +368,7 @@ nt_ledger_seed(nt_ledger *ledger, const nt_ledger_live *seed, nt_error *err)
     return ledger_add(ledger, seed, true, NT_NONE, err);
 }
 
-/* ---- what is known -----------------------------------------------------------------
- */
+/* ---- what is known --------------------------------------------------------------- */
 
 const nt_ledger_use *
 nt_ledger_uses(const nt_ledger *ledger, size_t *count)

@@ -94,8 +94,8 @@ nt_pyramid_free(nt_pyramid *p)
         return;
     }
     const nt_alloc alloc = p->alloc;
-    nt_release(&alloc, p->values, p->count * sizeof *p->values);
-    nt_release(&alloc, p->entries, p->entry_count * sizeof *p->entries);
+    NT_RELEASE(&alloc, p->values, p->count);
+    NT_RELEASE(&alloc, p->entries, p->entry_count);
     nt_release(&alloc, p, sizeof *p);
 }
 

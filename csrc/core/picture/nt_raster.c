@@ -100,14 +100,12 @@ raster_extent(const nt_raster_units *units, const nt_raster_item *item, uint64_t
     *to = *from + ((uint64_t)item->length << units->length_shift);
 }
 
-/* The row of the timeline's allocations that a block is. */
 static inline uint32_t
 raster_block_row(const nt_raster *r, size_t block)
 {
     return r->block_rows == NULL ? (uint32_t)block : r->block_rows[block];
 }
 
-/* In bytes. */
 static inline uint64_t
 raster_block_size(const nt_raster *r, size_t block)
 {
@@ -518,7 +516,7 @@ raster_make_map(nt_raster *r, nt_error *err)
         const uint64_t size = s->size[items[i].value];
         status = map_add_range(r, items[i].key, map_end(items[i].key, size), err);
     }
-    nt_release(&r->alloc, items, s->count * sizeof *items);
+    NT_RELEASE(&r->alloc, items, s->count);
     NT_TRY(status);
     uint64_t position = 0;
     for (size_t i = 0; i < r->range_count; i++) {
@@ -673,7 +671,6 @@ map_holds(const nt_raster *r, const map_sweep *m, uint64_t address)
            address - m->segments[found].key < s->size[m->segments[found].value];
 }
 
-/* Adds the blocks that lie in the given segments. */
 static nt_status
 map_add_filtered(nt_raster *r, const nt_sort_item *segments, size_t count,
                  nt_error *err)
@@ -777,7 +774,7 @@ raster_make_items(nt_raster *r, nt_error *err)
     r->block_count = r->item_count;
     NT_TRY_DONE(map_add_segments(r, segments, count, err));
 done:
-    nt_release(&r->alloc, segments, s->count * sizeof *segments);
+    NT_RELEASE(&r->alloc, segments, s->count);
     return status;
 }
 
@@ -984,7 +981,7 @@ raster_sums(const nt_raster *r, const nt_raster_view *view, const nt_raster_time
     sums_states(&d);
 done:
     nt_release(&r->alloc, d.rows, bytes);
-    nt_release(&r->alloc, d.changes, d.change_count * sizeof(uint32_t));
+    NT_RELEASE(&r->alloc, d.changes, d.change_count);
     nt_release(&r->alloc, d.change_first,
                d.change_first == NULL
                    ? 0
@@ -994,7 +991,6 @@ done:
 
 /* The largest blocks of a view, and all others as one band. */
 
-/* Whether a view sees a block in one of its states. */
 static bool
 top_is_seen(const nt_raster *r, const nt_raster_view *view, const nt_raster_time *time,
             const nt_raster_item *item)
@@ -1069,8 +1065,8 @@ nt_raster_top(const nt_raster *r, const nt_raster_view *view, size_t most,
     }
     *count = kept;
 done:
-    nt_release(&r->alloc, delta, states * sizeof *delta);
-    nt_release(&r->alloc, seen, r->block_count * sizeof *seen);
+    NT_RELEASE(&r->alloc, delta, states);
+    NT_RELEASE(&r->alloc, seen, r->block_count);
     return status;
 }
 
@@ -1298,7 +1294,6 @@ draw_put_planes(const draw_job *d, const uint64_t *keys, size_t pixels)
     }
 }
 
-/* What the blocks one by one do. */
 static nt_status
 draw_blocks(draw_job *d, nt_error *err)
 {
@@ -1499,14 +1494,14 @@ nt_raster_free(nt_raster *r)
     const nt_alloc alloc = r->alloc;
     nt_release(&alloc, (void *)r->positions.wide, (r->states + 1) * sizeof(uint64_t));
     nt_release(&alloc, (void *)r->positions.narrow, (r->states + 1) * sizeof(uint32_t));
-    nt_release(&alloc, r->ranges, r->range_capacity * sizeof(nt_raster_range));
-    nt_release(&alloc, r->items, r->item_capacity * sizeof(nt_raster_item));
-    nt_release(&alloc, r->units.wides, r->wide_capacity * sizeof(nt_raster_wide));
-    nt_release(&alloc, r->segment_rows, r->segment_capacity * sizeof(uint32_t));
-    nt_release(&alloc, r->block_rows, r->block_capacity * sizeof(uint32_t));
+    NT_RELEASE(&alloc, r->ranges, r->range_capacity);
+    NT_RELEASE(&alloc, r->items, r->item_capacity);
+    NT_RELEASE(&alloc, r->units.wides, r->wide_capacity);
+    NT_RELEASE(&alloc, r->segment_rows, r->segment_capacity);
+    NT_RELEASE(&alloc, r->block_rows, r->block_capacity);
     nt_release(&alloc, r->ranks,
                r->ranks == NULL ? 0 : r->block_count * sizeof(uint32_t));
-    nt_release(&alloc, r->chunks, r->chunk_count * sizeof(nt_raster_chunk));
+    NT_RELEASE(&alloc, r->chunks, r->chunk_count);
     nt_release(&alloc, r, sizeof *r);
 }
 

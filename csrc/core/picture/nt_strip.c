@@ -148,7 +148,7 @@ strip_series_make(const nt_alloc *alloc, const nt_timeline *timeline, nt_metric 
     NT_TRY_DONE(series_make_levels(alloc, s, err));
 done:
     /* Last, so that nothing that stays lies in this room: something as large comes. */
-    nt_release(alloc, values, states * sizeof *values);
+    NT_RELEASE(alloc, values, states);
     return status;
 }
 
@@ -160,7 +160,7 @@ strip_series_clear(const nt_alloc *alloc, nt_strip_series *s)
     nt_release(alloc, s->low, s->low == NULL ? 0 : bytes);
     nt_release(alloc, s->high, s->high == NULL ? 0 : bytes);
     for (size_t k = 0; k < s->level_count; k++) {
-        nt_release(alloc, s->levels[k], s->counts[k] * sizeof(nt_strip_most));
+        NT_RELEASE(alloc, s->levels[k], s->counts[k]);
     }
 }
 
@@ -247,8 +247,7 @@ nt_strip_bytes(const nt_strip *strip, bool reserved, size_t state)
     return strip_series_at(reserved ? &strip->reserved : &strip->allocated, state);
 }
 
-/* ---- bands --------------------------------------------------------------------------
- */
+/* ---- bands ----------------------------------------------------------------------- */
 
 static nt_status
 strip_add_extra(nt_strip *strip, uint32_t row, int32_t event, bool ends, nt_error *err)
@@ -280,7 +279,6 @@ strip_find_extras(nt_strip *strip, nt_error *err)
     return NT_OK;
 }
 
-/* What an event changes. */
 static void
 strip_step(const nt_strip *strip, size_t event, uint64_t *bands)
 {
@@ -326,8 +324,8 @@ strip_start_bands(const nt_strip *strip, uint64_t *bands)
 static void
 strip_release_bands(nt_strip *strip)
 {
-    nt_release(&strip->alloc, strip->checkpoints,
-               strip->checkpoint_count * strip->band_count * sizeof(uint64_t));
+    NT_RELEASE(&strip->alloc, strip->checkpoints,
+               strip->checkpoint_count * strip->band_count);
     strip->checkpoints = NULL;
     strip->codes = NULL;
     strip->checkpoint_count = strip->band_count = 0;
@@ -374,8 +372,7 @@ strip_bands_at(const nt_strip *strip, size_t state, size_t *known, uint64_t *ban
     *known = state;
 }
 
-/* ---- making and drawing -------------------------------------------------------------
- */
+/* ---- making and drawing ---------------------------------------------------------- */
 
 void
 nt_strip_free(nt_strip *strip)
@@ -387,7 +384,7 @@ nt_strip_free(nt_strip *strip)
     strip_release_bands(strip);
     strip_series_clear(&alloc, &strip->allocated);
     strip_series_clear(&alloc, &strip->reserved);
-    nt_release(&alloc, strip->extras, strip->extra_capacity * sizeof *strip->extras);
+    NT_RELEASE(&alloc, strip->extras, strip->extra_capacity);
     nt_release(&alloc, strip, sizeof *strip);
 }
 

@@ -57,7 +57,6 @@ scratch_is_nested(const categories *c, size_t row)
     return after == a->count || a->alloc_event[after] > end;
 }
 
-/* The stack ids of the device's events. */
 static const uint32_t *
 scratch_stacks(const categories *c)
 {
@@ -86,7 +85,6 @@ scratch_is_one_call(const categories *c, const uint32_t *stack, int32_t begin,
     return true;
 }
 
-/* What one operation makes and frees. */
 static void
 categories_scratch(categories *c)
 {
@@ -271,7 +269,6 @@ categories_counted(const nt_map *map, uint64_t key)
     return count == NT_NONE ? 0 : count;
 }
 
-/* Adds 1 to what `map` has under `key`. */
 static nt_status
 categories_count(categories *c, nt_map *map, uint64_t key)
 {
@@ -309,7 +306,6 @@ done:
     return status;
 }
 
-/* Tensors of the program's own as large as its gradients. */
 static nt_status
 categories_copies(categories *c)
 {
@@ -327,8 +323,8 @@ categories_copies(categories *c)
     } else {
         copies_decide(&k);
     }
-    nt_release(&c->alloc, k.sums, k.stacks * sizeof *k.sums);
-    nt_release(&c->alloc, k.ready, c->span_count * sizeof *k.ready);
+    NT_RELEASE(&c->alloc, k.sums, k.stacks);
+    NT_RELEASE(&c->alloc, k.ready, c->span_count);
     return status;
 }
 
@@ -650,7 +646,6 @@ categories_next_call(const categories *c, int32_t event)
     return low;
 }
 
-/* The rule for an allocation of a line outside of modules. */
 static uint8_t
 categories_of_line(const categories *c, int32_t made, int32_t freed)
 {
@@ -698,7 +693,6 @@ categories_of_module(const categories *c, size_t row, int32_t made, int32_t free
     return categories_ends_soon(c, made, freed) ? NT_RULE_MODULE_OUTPUT : NT_RULE_NONE;
 }
 
-/* The rule for a row outside of backward passes, by its role. */
 static uint8_t
 categories_of_row(const categories *c, size_t row)
 {

@@ -27,8 +27,7 @@ nt_events_clear(nt_events *events)
         nt_release(&events->alloc, nt_column_get(&events->columns, event_specs[i]),
                    events->capacity[i] * event_specs[i].element);
     }
-    nt_release(&events->alloc, events->runs,
-               events->run_capacity * sizeof(nt_event_run));
+    NT_RELEASE(&events->alloc, events->runs, events->run_capacity);
     *events = (nt_events){.alloc = events->alloc};
 }
 
@@ -45,7 +44,6 @@ events_expand(const nt_events *events, size_t i, void *data)
                                 bytes);
 }
 
-/* Room for `need` rows in column `i`. */
 static nt_status
 events_grow_column(nt_events *events, size_t i, size_t need, nt_error *err)
 {
@@ -113,6 +111,13 @@ nt_events_reserve(nt_events *events, const nt_event *event, nt_error *err)
     return NT_OK;
 }
 
+/* NT_NO_STACK, which is NT_NONE, where the column is not in use. */
+static uint32_t
+events_id_at(const uint32_t *column, size_t row)
+{
+    return column == NULL ? NT_NONE : column[row];
+}
+
 nt_event
 nt_events_row(const nt_event_columns *columns, size_t row)
 {
@@ -124,25 +129,13 @@ nt_events_row(const nt_event_columns *columns, size_t row)
         .stack = columns->stack[row],
         .time_us = columns->time_us == NULL ? 0 : columns->time_us[row],
         .device_free = columns->device_free == NULL ? 0 : columns->device_free[row],
-        .compile_context = NT_NONE,
-        .user_metadata = NT_NONE,
-        .internal_metadata = NT_NONE,
-        .forward = NT_NO_STACK,
+        .compile_context = events_id_at(columns->compile_context, row),
+        .user_metadata = events_id_at(columns->user_metadata, row),
+        .internal_metadata = events_id_at(columns->internal_metadata, row),
+        .forward = events_id_at(columns->forward, row),
     };
     if (columns->pool_second != NULL) {
         event.pool = (nt_pool_id){columns->pool_first[row], columns->pool_second[row]};
-    }
-    if (columns->compile_context != NULL) {
-        event.compile_context = columns->compile_context[row];
-    }
-    if (columns->user_metadata != NULL) {
-        event.user_metadata = columns->user_metadata[row];
-    }
-    if (columns->internal_metadata != NULL) {
-        event.internal_metadata = columns->internal_metadata[row];
-    }
-    if (columns->forward != NULL) {
-        event.forward = columns->forward[row];
     }
     return event;
 }
@@ -200,8 +193,7 @@ nt_events_arrange(nt_events *events, nt_error *err)
         }
     }
     events->columns.count = events->picked;
-    nt_release(&events->alloc, events->runs,
-               events->run_capacity * sizeof(nt_event_run));
+    NT_RELEASE(&events->alloc, events->runs, events->run_capacity);
     events->runs = NULL;
     events->run_count = 0;
     events->run_capacity = 0;

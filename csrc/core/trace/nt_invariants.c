@@ -18,7 +18,6 @@ typedef struct nt_invariants_notes {
     nt_broken_note by_kind[NT_BROKEN_KINDS][NT_NOTED_DEVICES];
 } nt_invariants_notes;
 
-/* Counts one more block, segment or event of a kind. */
 static inline void
 invariants_note(nt_invariants_notes *notes, nt_broken kind, int32_t device,
                 uint64_t first, uint64_t bytes)
@@ -38,7 +37,6 @@ invariants_note(nt_invariants_notes *notes, nt_broken kind, int32_t device,
  * whole columns that only tell whether anything is wrong; what is, is looked for
  * then. */
 
-/* Gives the snapshot what was counted. */
 static nt_status
 invariants_notes_end(const nt_invariants_notes *notes, nt_error *err)
 {
@@ -422,7 +420,7 @@ layout_sort_blocks(const layout_check *c, size_t first, size_t count)
                              b->state[at], b->stack[at]};
     }
     layout_swap_blocks(b, rows, first, count);
-    nt_release(&c->alloc, rows, count * sizeof *rows);
+    NT_RELEASE(&c->alloc, rows, count);
     return NT_OK;
 }
 
@@ -629,7 +627,6 @@ layout_compare_segments(layout_check *c)
 
 #define LAYOUT_MOVE(columns, type, name) columns->name[to] = columns->name[from];
 
-/* The rows that stay move up. */
 static void
 layout_move_block(nt_block_columns *b, size_t to, size_t from)
 {
@@ -725,7 +722,7 @@ invariants_layout(const nt_alloc *alloc, nt_snapshot *snapshot, nt_layout *layou
         .err = err,
     };
     const nt_status status = layout_run(&c);
-    nt_release(alloc, c.items, 2 * c.capacity * sizeof(nt_sort_item));
+    NT_RELEASE(alloc, c.items, 2 * c.capacity);
     nt_release(alloc, c.left_out, c.left_out_capacity);
     nt_release(alloc, c.overlaps, c.overlaps_capacity);
     return status;

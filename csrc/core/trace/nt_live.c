@@ -119,7 +119,7 @@ nt_live_blocks_free(nt_live_blocks *blocks)
 {
     if (blocks != NULL) {
         const nt_alloc alloc = blocks->alloc;
-        nt_release(&alloc, blocks->rows, (size_t)blocks->slots * sizeof(blocks_row));
+        NT_RELEASE(&alloc, blocks->rows, (size_t)blocks->slots);
         nt_release(&alloc, blocks, sizeof *blocks);
     }
 }
@@ -215,7 +215,6 @@ live_builder_fail(nt_live_builder *b, nt_status status)
     return -1;
 }
 
-/* What the shim is told of a call's outcome. */
 static int
 live_note(nt_live_builder *b, nt_status status)
 {
@@ -254,7 +253,6 @@ live_append_block(nt_live_builder *b, const nt_live_block *block, uint32_t stack
     return NT_OK;
 }
 
-/* add_bare of nt_live_api. */
 static int
 live_builder_add_bare(nt_live_builder *b, int32_t device, uint64_t address,
                       uint64_t size, uint32_t stack)
@@ -473,10 +471,10 @@ live_mark_copy(nt_live_mark *mark, const nt_alloc *alloc, uint64_t most, nt_erro
 static void
 live_mark_clear(nt_live_mark *mark, const nt_alloc *alloc)
 {
-    nt_release(alloc, mark->entries, mark->room * sizeof(nt_ring_entry));
-    nt_release(alloc, mark->stacks, mark->stack_room * sizeof(uint32_t));
-    nt_release(alloc, mark->frames, mark->frame_room * sizeof(uint32_t));
-    nt_release(alloc, mark->texts, mark->text_room * sizeof(uint32_t));
+    NT_RELEASE(alloc, mark->entries, mark->room);
+    NT_RELEASE(alloc, mark->stacks, mark->stack_room);
+    NT_RELEASE(alloc, mark->frames, mark->frame_room);
+    NT_RELEASE(alloc, mark->texts, mark->text_room);
 }
 
 /* A translation of `count` ids, none of them known yet. */
@@ -510,7 +508,6 @@ drain_character(const nt_ring_text *text, uint32_t i)
     }
 }
 
-/* A str of Python's as UTF-8 among the snapshot's strings. */
 static nt_status
 drain_text(nt_live_builder *b, const nt_ring_text *text, uint32_t *out)
 {
@@ -633,7 +630,6 @@ live_mark_drain(nt_live_mark *mark, nt_live_builder *b)
     return NT_OK;
 }
 
-/* The mark of a device, or NULL. */
 static nt_live_mark *
 live_find_mark(const nt_live_builder *b, int32_t device)
 {
@@ -780,7 +776,6 @@ live_late_entry(const void *from, size_t i, char *name, int64_t *value)
     *value = mark->tail.late;
 }
 
-/* What the settings tell of the recording itself. */
 static nt_status
 live_set_recording(nt_live_builder *b)
 {
@@ -946,9 +941,9 @@ live_clear(nt_live_builder *b)
     for (size_t i = 0; i < b->mark_count; i++) {
         live_mark_clear(&b->marks[i], &b->alloc);
     }
-    nt_release(&b->alloc, b->marks, b->mark_capacity * sizeof(nt_live_mark));
-    nt_release(&b->alloc, b->segments, b->segment_capacity * sizeof(nt_live_row));
-    nt_release(&b->alloc, b->blocks, b->block_capacity * sizeof(nt_live_block_row));
+    NT_RELEASE(&b->alloc, b->marks, b->mark_capacity);
+    NT_RELEASE(&b->alloc, b->segments, b->segment_capacity);
+    NT_RELEASE(&b->alloc, b->blocks, b->block_capacity);
     nt_snapshot_free(b->snapshot);
 }
 

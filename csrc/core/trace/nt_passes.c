@@ -127,11 +127,10 @@ passes_decide_stacks(nt_passes *p, const uint16_t *frames, nt_error *err)
         p->stack_role[s] = passes_join(passes_frame_role(frame, 0, &closed), &outer[s]);
         p->torch[s] = (frame & NT_FRAME_TORCH) != 0;
     }
-    nt_release(&p->alloc, outer, p->stacks * sizeof *outer);
+    NT_RELEASE(&p->alloc, outer, p->stacks);
     return NT_OK;
 }
 
-/* The columns of the device's events, from its first one on. */
 static const uint32_t *
 passes_columns(const nt_timeline *t, const uint8_t **action)
 {

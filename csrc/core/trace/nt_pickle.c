@@ -212,7 +212,6 @@ pickle_low_bytes(size_t count)
     return count == 0 ? 0 : UINT64_MAX >> 8 * (8 - count);
 }
 
-/* Reports NT_MALFORMED at the current opcode. */
 static nt_status
 pickle_malformed(nt_pickle *p, const char *what)
 {
@@ -466,7 +465,6 @@ pickle_emit_sequence(nt_pickle *p, size_t count, nt_value *out)
     return NT_OK;
 }
 
-/* Room for `count` ids in p->scratch. */
 static nt_status
 pickle_reserve_scratch(nt_pickle *p, size_t count)
 {
@@ -1155,7 +1153,6 @@ fast_text(nt_pickle *p, const uint8_t **at, nt_pickle_step *step, nt_value *out)
     return NT_FAST_DONE;
 }
 
-/* The pairs of a dict up to SETITEMS. */
 static inline nt_fast
 fast_pairs(nt_pickle *p, const uint8_t **cursor, bool nested, fast_fields *fields)
 {
@@ -1702,7 +1699,6 @@ pickle_memo_put(nt_pickle *p, uint64_t index, nt_value value)
     return NT_OK;
 }
 
-/* The top of the stack goes into memo entry `index`. */
 static nt_status
 pickle_memoize(nt_pickle *p, uint64_t index)
 {
@@ -1721,7 +1717,6 @@ pickle_memo_get(nt_pickle *p, uint64_t index, nt_value *out)
     return NT_OK;
 }
 
-/* Memo entry `index` is pushed. */
 static nt_status
 pickle_fetch(nt_pickle *p, uint64_t index)
 {
@@ -1730,7 +1725,6 @@ pickle_fetch(nt_pickle *p, uint64_t index)
     return pickle_push(p, value);
 }
 
-/* GET and PUT: a memo index in decimal. */
 static nt_status
 text_memo(nt_pickle *p, const uint8_t *line, size_t length, bool put)
 {
@@ -1742,7 +1736,6 @@ text_memo(nt_pickle *p, const uint8_t *line, size_t length, bool put)
     return put ? pickle_memoize(p, index) : pickle_fetch(p, index);
 }
 
-/* INT, LONG, FLOAT, UNICODE, GET and PUT: opcodes with a line of text. */
 static nt_status
 pickle_text_opcode(nt_pickle *p, uint8_t opcode)
 {
@@ -1791,7 +1784,6 @@ pickle_is_waiting(const nt_pickle *p, size_t at)
            nt_value_tag_of(p->stack[at + 1]) == NT_VALUE_STRING;
 }
 
-/* Appends the values from stack height `first` up to the list below them. */
 static nt_status
 pickle_append_from(nt_pickle *p, size_t first)
 {
@@ -1862,7 +1854,6 @@ pickle_fold(nt_pickle *p, size_t list, size_t end)
     return NT_OK;
 }
 
-/* Puts the pairs from stack height `first` up into the dict below them. */
 static nt_status
 pickle_set_from(nt_pickle *p, size_t first)
 {
@@ -1910,7 +1901,6 @@ pickle_close_dict(nt_pickle *p, size_t first)
     return pickle_set_from(p, first);
 }
 
-/* Closes what the last mark opened. */
 static nt_status
 pickle_close_mark(nt_pickle *p)
 {
@@ -2289,7 +2279,6 @@ pickle_obey(nt_pickle *p, uint8_t opcode)
     }
 }
 
-/* Runs up to STOP. */
 static nt_status
 pickle_run(nt_pickle *p)
 {
@@ -2366,9 +2355,9 @@ nt_pickle_read(const nt_alloc *alloc, nt_source *source, nt_strings *strings,
     if (status != NT_OK && told->offset == NT_NO_OFFSET) {
         told->offset = p.opcode_offset;
     }
-    nt_release(alloc, p.stack, p.stack_capacity * sizeof(nt_value));
-    nt_release(alloc, p.marks, p.mark_capacity * sizeof(size_t));
-    nt_release(alloc, p.memo, p.memo_capacity * sizeof(nt_value));
-    nt_release(alloc, p.scratch, p.scratch_capacity * sizeof(uint32_t));
+    NT_RELEASE(alloc, p.stack, p.stack_capacity);
+    NT_RELEASE(alloc, p.marks, p.mark_capacity);
+    NT_RELEASE(alloc, p.memo, p.memo_capacity);
+    NT_RELEASE(alloc, p.scratch, p.scratch_capacity);
     return status;
 }

@@ -730,7 +730,6 @@ reader_annotation(nt_reader *r, nt_value dict, uint64_t *unused)
     return nt_snapshot_add_annotation(r->snapshot, &annotation, r->err);
 }
 
-/* One value of allocator_settings, without its children. */
 static nt_status
 reader_setting_row(nt_reader *r, nt_value value, nt_setting *row)
 {
@@ -920,7 +919,6 @@ reader_host(nt_reader *r, nt_value segments, nt_value trace)
     return status;
 }
 
-/* Notes the keys at the top that are not read. */
 static nt_status
 reader_ignored(nt_reader *r, nt_value root)
 {
@@ -1040,7 +1038,7 @@ nt_reader_load(const nt_alloc *alloc, nt_source *source, nt_snapshot **out,
         status = reader_run(&r, source);
     }
     nt_values_free(r.values);
-    nt_release(alloc, r.frames, r.frames_capacity * sizeof(uint32_t));
+    NT_RELEASE(alloc, r.frames, r.frames_capacity);
     if (status != NT_OK) {
         nt_snapshot_free(r.snapshot);
         return status;

@@ -359,16 +359,11 @@ nt_snapshot_free(nt_snapshot *snapshot)
                     snapshot->before_block_capacity);
     nt_columns_release(&alloc, &snapshot->annotations, annotation_specs,
                        NT_LENGTH(annotation_specs), snapshot->annotation_capacity);
-    nt_release(&alloc, snapshot->settings_rows,
-               snapshot->setting_capacity * sizeof(nt_setting));
-    nt_release(&alloc, snapshot->ignored,
-               snapshot->ignored_capacity * sizeof(uint32_t));
-    nt_release(&alloc, snapshot->broken,
-               snapshot->broken_capacity * sizeof(nt_broken_note));
-    nt_release(&alloc, snapshot->trace_first,
-               snapshot->trace_capacity * sizeof(size_t));
-    nt_release(&alloc, snapshot->extra_actions,
-               snapshot->extra_capacity * sizeof(uint32_t));
+    NT_RELEASE(&alloc, snapshot->settings_rows, snapshot->setting_capacity);
+    NT_RELEASE(&alloc, snapshot->ignored, snapshot->ignored_capacity);
+    NT_RELEASE(&alloc, snapshot->broken, snapshot->broken_capacity);
+    NT_RELEASE(&alloc, snapshot->trace_first, snapshot->trace_capacity);
+    NT_RELEASE(&alloc, snapshot->extra_actions, snapshot->extra_capacity);
     nt_release(&alloc, snapshot, sizeof *snapshot);
 }
 
@@ -394,7 +389,6 @@ nt_snapshot_new(const nt_alloc *alloc, nt_snapshot **out, nt_error *err)
     return NT_OK;
 }
 
-/* A setting that is true. */
 static nt_status
 snapshot_add_flag(nt_snapshot *snapshot, const char *name, nt_error *err)
 {

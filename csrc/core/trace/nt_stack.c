@@ -51,13 +51,11 @@ nt_stacks_free(nt_stacks *stacks)
     const nt_alloc alloc = stacks->alloc;
     nt_map_clear(&stacks->children);
     nt_map_clear(&stacks->fx_numbers);
-    nt_release(&alloc, stacks->fx, stacks->fx_capacity * sizeof(nt_fx_node));
-    nt_release(&alloc, stacks->frames, stacks->frame_capacity * sizeof(nt_frame));
-    nt_release(&alloc, stacks->frame_slots,
-               stacks->frame_slot_count * sizeof(uint32_t));
-    nt_release(&alloc, stacks->innermost,
-               stacks->innermost_capacity * sizeof(uint32_t));
-    nt_release(&alloc, stacks->parent, stacks->parent_capacity * sizeof(uint32_t));
+    NT_RELEASE(&alloc, stacks->fx, stacks->fx_capacity);
+    NT_RELEASE(&alloc, stacks->frames, stacks->frame_capacity);
+    NT_RELEASE(&alloc, stacks->frame_slots, stacks->frame_slot_count);
+    NT_RELEASE(&alloc, stacks->innermost, stacks->innermost_capacity);
+    NT_RELEASE(&alloc, stacks->parent, stacks->parent_capacity);
     nt_release(&alloc, stacks, sizeof *stacks);
 }
 
@@ -133,7 +131,7 @@ stack_enlarge_frame_slots(nt_stacks *stacks, nt_error *err)
     uint32_t *slots;
     NT_TRY(nt_take(&stacks->alloc, (void **)&slots, bytes, err));
     memset(slots, 0xff, bytes);
-    nt_release(&stacks->alloc, stacks->frame_slots, old_count * sizeof(uint32_t));
+    NT_RELEASE(&stacks->alloc, stacks->frame_slots, old_count);
     stacks->frame_slots = slots;
     stacks->frame_slot_count = new_count;
     for (uint32_t id = 0; id < stacks->frame_count; id++) {

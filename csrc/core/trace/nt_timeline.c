@@ -328,13 +328,13 @@ static void
 broken_clear(broken *b)
 {
     const size_t places = b->place_count;
-    nt_release(&b->alloc, b->sizes, places * sizeof(uint64_t));
-    nt_release(&b->alloc, b->known, places * sizeof(uint64_t));
-    nt_release(&b->alloc, b->known_when, places * sizeof(uint32_t));
-    nt_release(&b->alloc, b->starts, b->start_capacity * sizeof(nt_sort_item));
-    nt_release(&b->alloc, b->ends, b->start_capacity * sizeof(uint64_t));
-    nt_release(&b->alloc, b->numbers, b->t->allocations.count * sizeof(uint32_t));
-    nt_release(&b->alloc, b->places, b->place_capacity * sizeof(nt_sort_item));
+    NT_RELEASE(&b->alloc, b->sizes, places);
+    NT_RELEASE(&b->alloc, b->known, places);
+    NT_RELEASE(&b->alloc, b->known_when, places);
+    NT_RELEASE(&b->alloc, b->starts, b->start_capacity);
+    NT_RELEASE(&b->alloc, b->ends, b->start_capacity);
+    NT_RELEASE(&b->alloc, b->numbers, b->t->allocations.count);
+    NT_RELEASE(&b->alloc, b->places, b->place_capacity);
     nt_bitset_clear(&b->live);
     nt_bitset_clear(&b->begins);
 }
@@ -700,8 +700,8 @@ nt_timeline_layout(const nt_timeline *t, int32_t event, nt_layout **out, nt_erro
     NT_TRY(NT_NEW(&t->alloc, m.out, 1, err));
     *m.out = (timeline_layout){.segment_capacity = 0};
     const nt_status status = layout_make(&m);
-    nt_release(&t->alloc, m.segments, m.segment_count * sizeof(nt_sort_item));
-    nt_release(&t->alloc, m.blocks, m.block_count * sizeof(nt_sort_item));
+    NT_RELEASE(&t->alloc, m.segments, m.segment_count);
+    NT_RELEASE(&t->alloc, m.blocks, m.block_count);
     if (status != NT_OK) {
         nt_timeline_layout_free(t, &m.out->layout);
         return status;
@@ -786,8 +786,8 @@ holders_rank(holder_table *h, nt_holder **out, size_t *count)
     nt_sort_item *order = nt_allocate(alloc, used * sizeof *order);
     nt_holder *ranked = nt_allocate(alloc, used * sizeof *ranked);
     if (used != 0 && (order == NULL || ranked == NULL)) {
-        nt_release(alloc, order, used * sizeof *order);
-        nt_release(alloc, ranked, used * sizeof *ranked);
+        NT_RELEASE(alloc, order, used);
+        NT_RELEASE(alloc, ranked, used);
         return nt_fail_nomem(h->err);
     }
     for (uint32_t i = 0; i < h->size; i++) {
@@ -800,7 +800,7 @@ holders_rank(holder_table *h, nt_holder **out, size_t *count)
         ranked[i] = h->entries[order[i].value];
         ranked[i].key = order[i].value == h->size - 1 ? NT_NONE : order[i].value;
     }
-    nt_release(alloc, order, used * sizeof *order);
+    NT_RELEASE(alloc, order, used);
     *out = ranked;
     *count = used;
     return NT_OK;
@@ -822,14 +822,14 @@ nt_timeline_holders(const nt_timeline *t, int32_t event, nt_holder_key by,
         status = holders_rank(&h, out, count);
     }
     nt_map_clear(&h.names);
-    nt_release(&t->alloc, h.entries, h.size * sizeof(nt_holder));
+    NT_RELEASE(&t->alloc, h.entries, h.size);
     return status;
 }
 
 void
 nt_timeline_holders_free(const nt_timeline *t, nt_holder *holders, size_t count)
 {
-    nt_release(&t->alloc, holders, count * sizeof *holders);
+    NT_RELEASE(&t->alloc, holders, count);
 }
 
 /* One entry a stack, the last for allocations without one. `held` is what the stack
@@ -857,7 +857,6 @@ churn_hold(churn_table *table, size_t entry, uint64_t bytes, int32_t event)
     }
 }
 
-/* What event `i` does to `row`, its own. */
 static void
 churn_step(const nt_timeline *t, churn_table *table, uint32_t row, int32_t event)
 {
@@ -940,7 +939,7 @@ nt_timeline_churn(const nt_timeline *t, nt_churn **out, size_t *count, nt_error 
     table.held = nt_allocate(&t->alloc, table.size * sizeof(uint64_t));
     if (entries == NULL || table.held == NULL) {
         nt_release(&t->alloc, entries, table.size * sizeof(nt_churn));
-        nt_release(&t->alloc, table.held, table.size * sizeof(uint64_t));
+        NT_RELEASE(&t->alloc, table.held, table.size);
         return nt_fail_nomem(err);
     }
     table.entries = entries;
@@ -948,7 +947,7 @@ nt_timeline_churn(const nt_timeline *t, nt_churn **out, size_t *count, nt_error 
     memset(table.held, 0, table.size * sizeof(uint64_t));
     churn_walk(t, &table);
     const size_t used = churn_pack(&table);
-    nt_release(&t->alloc, table.held, table.size * sizeof(uint64_t));
+    NT_RELEASE(&t->alloc, table.held, table.size);
     nt_shrink(&t->alloc, &entries, &capacity, used, sizeof(nt_churn));
     if (capacity != used) {
         nt_release(&t->alloc, entries, capacity * sizeof(nt_churn));
@@ -962,7 +961,7 @@ nt_timeline_churn(const nt_timeline *t, nt_churn **out, size_t *count, nt_error 
 void
 nt_timeline_churn_free(const nt_timeline *t, nt_churn *churn, size_t count)
 {
-    nt_release(&t->alloc, churn, count * sizeof *churn);
+    NT_RELEASE(&t->alloc, churn, count);
 }
 
 /* The bytes after an event, and how many rows of t->lost are behind. */
@@ -1050,7 +1049,6 @@ timeline_raise_peak(nt_moment *peak, uint64_t bytes, int32_t event)
     }
 }
 
-/* When the reserved bytes change, and by how much modulo 2^64, in order. */
 static nt_status
 timeline_collect_reserved(nt_timeline *t, nt_error *err)
 {
@@ -1184,7 +1182,7 @@ timeline_sort_events(nt_timeline *t, nt_error *err)
 static void
 timeline_drop_others(nt_timeline *t)
 {
-    nt_release(&t->alloc, t->others, t->other_capacity * sizeof(uint32_t));
+    NT_RELEASE(&t->alloc, t->others, t->other_capacity);
     t->others = NULL;
     t->other_count = 0;
     t->other_capacity = 0;
@@ -1213,9 +1211,9 @@ nt_timeline_free(nt_timeline *t)
     }
     const nt_alloc alloc = t->alloc;
     nt_timeline_clear_rows(t);
-    nt_release(&alloc, t->event_allocations, t->count * sizeof(uint32_t));
-    nt_release(&alloc, t->reserved, t->reserved_capacity * sizeof(nt_sort_item));
-    nt_release(&alloc, t->lost, t->lost_capacity * sizeof(nt_lost_event));
+    NT_RELEASE(&alloc, t->event_allocations, t->count);
+    NT_RELEASE(&alloc, t->reserved, t->reserved_capacity);
+    NT_RELEASE(&alloc, t->lost, t->lost_capacity);
     timeline_drop_others(t);
     nt_release(&alloc, t, sizeof *t);
 }

@@ -20,7 +20,6 @@ typedef struct nt_allocation {
 static const nt_column_spec allocation_specs[] = {
     NT_ALLOCATION_LIST(NT_COLUMN_SPEC, nt_allocation_columns)};
 
-/* Room for `rows` allocations in all. */
 static nt_status
 timeline_reserve_allocations(nt_timeline *t, size_t rows, nt_error *err)
 {
@@ -203,7 +202,6 @@ points_of_layout(const nt_timeline *t, const nt_layout *layout)
     return ranges;
 }
 
-/* How many points there are at most. */
 static size_t
 points_most(const nt_timeline *t)
 {
@@ -243,7 +241,6 @@ points_collect(nt_timeline_points *points, const nt_timeline *t)
     points_collect_layout(points, t, nt_snapshot_before(t->snapshot));
 }
 
-/* In order, each once. */
 static void
 points_sort(nt_timeline_points *points)
 {
@@ -285,7 +282,7 @@ timeline_points_init(nt_timeline_points *points, const nt_timeline *t, nt_error 
 static void
 timeline_points_clear(nt_timeline_points *points)
 {
-    nt_release(&points->alloc, points->items, points->capacity * sizeof(nt_sort_item));
+    NT_RELEASE(&points->alloc, points->items, points->capacity);
     *points = (nt_timeline_points){.alloc = points->alloc};
 }
 
@@ -343,7 +340,6 @@ segments_final(const nt_timeline *t)
     return &nt_snapshot_layout(t->snapshot)->segments;
 }
 
-/* What is kept by point. */
 static nt_status
 segments_init(reserving *r)
 {
@@ -367,8 +363,8 @@ static void
 segments_clear(reserving *r)
 {
     const nt_alloc *alloc = &r->t->alloc;
-    nt_release(alloc, r->rows, r->points.capacity * sizeof(uint32_t));
-    nt_release(alloc, r->ends, r->points.capacity * sizeof(uint32_t));
+    NT_RELEASE(alloc, r->rows, r->points.capacity);
+    NT_RELEASE(alloc, r->ends, r->points.capacity);
     nt_bitset_clear(&r->begins);
     nt_bitset_clear(&r->unseen);
     timeline_points_clear(&r->points);
@@ -408,7 +404,6 @@ segments_add(reserving *r, nt_point_range range, const segment_life *life)
     return NT_OK;
 }
 
-/* Adds a row for a range that is reserved from now on. */
 static nt_status
 segments_begin(reserving *r, nt_point_range range, const segment_life *life)
 {
@@ -700,7 +695,6 @@ segments_match_final(reserving *r, size_t final)
     return NT_OK;
 }
 
-/* The end layout's segments of this device, by address. */
 static size_t
 segments_sort_final(const nt_timeline *t, nt_sort_item *items)
 {
@@ -754,7 +748,7 @@ segments_match_end(reserving *r)
     for (size_t i = 0; i < count && status == NT_OK; i++) {
         status = segments_match_final(r, final[i].value);
     }
-    nt_release(&t->alloc, final, most * sizeof(nt_sort_item));
+    NT_RELEASE(&t->alloc, final, most);
     return status;
 }
 
@@ -1130,9 +1124,9 @@ timeline_find_start(nt_timeline *t, nt_error *err)
     const nt_status status = before != NULL ? start_take(&s, before) : start_find(&s);
     nt_map_clear(&s.live);
     nt_map_clear(&s.known);
-    nt_release(&t->alloc, s.blocks, s.capacity * sizeof(start_block));
-    nt_release(&t->alloc, s.order, s.order_capacity * sizeof(nt_sort_item));
-    nt_release(&t->alloc, s.segments, s.segment_capacity * sizeof(nt_sort_item));
+    NT_RELEASE(&t->alloc, s.blocks, s.capacity);
+    NT_RELEASE(&t->alloc, s.order, s.order_capacity);
+    NT_RELEASE(&t->alloc, s.segments, s.segment_capacity);
     return status;
 }
 
@@ -1173,7 +1167,6 @@ large_want(nt_timeline_large *large, uint64_t mib, nt_large_page **out, nt_error
     return NT_OK;
 }
 
-/* Notes that a block begins at `address`. */
 static nt_status
 large_note_start(nt_timeline_large *large, uint64_t address, uint32_t row,
                  nt_error *err)
@@ -1203,7 +1196,7 @@ large_collect_expandable(nt_timeline_large *large, const nt_timeline *t, nt_erro
     large->expandable = nt_allocate(&large->alloc, count * sizeof *large->expandable);
     large->expandable_capacity = large->expandable != NULL ? count : 0;
     if (items == NULL || large->expandable == NULL) {
-        nt_release(&large->alloc, items, count * sizeof *items);
+        NT_RELEASE(&large->alloc, items, count);
         return nt_fail_nomem(err);
     }
     size_t filled = 0;
@@ -1224,7 +1217,7 @@ large_collect_expandable(nt_timeline_large *large, const nt_timeline *t, nt_erro
             ranges[large->expandable_count - 1].end = end;
         }
     }
-    nt_release(&large->alloc, items, count * sizeof *items);
+    NT_RELEASE(&large->alloc, items, count);
     return NT_OK;
 }
 
@@ -1276,10 +1269,8 @@ static void
 timeline_large_clear(nt_timeline_large *large)
 {
     nt_map_clear(&large->numbers);
-    nt_release(&large->alloc, large->pages,
-               large->page_capacity * sizeof(nt_large_page));
-    nt_release(&large->alloc, large->expandable,
-               large->expandable_capacity * sizeof *large->expandable);
+    NT_RELEASE(&large->alloc, large->pages, large->page_capacity);
+    NT_RELEASE(&large->alloc, large->expandable, large->expandable_capacity);
     *large = (nt_timeline_large){.alloc = large->alloc};
 }
 
@@ -1473,7 +1464,6 @@ replay_alloc(replay *r, size_t i)
     return NT_OK;
 }
 
-/* The row is freed, by request or without one, with event `i`. */
 static inline void
 replay_free(replay *r, uint32_t row, size_t i)
 {

@@ -44,7 +44,7 @@ nt_values_new(const nt_alloc *alloc, nt_values **out, nt_error *err)
 static void
 value_release_pairs(nt_values *values, value_node *node)
 {
-    nt_release(&values->alloc, node->pairs, node->capacity * sizeof(nt_value_pair));
+    NT_RELEASE(&values->alloc, node->pairs, node->capacity);
     node->pairs = NULL;
     node->count = 0;
     node->capacity = 0;
@@ -60,9 +60,9 @@ nt_values_free(nt_values *values)
     for (size_t i = 0; i < values->node_count; i++) {
         value_release_pairs(values, &values->nodes[i]);
     }
-    nt_release(&alloc, values->nodes, values->node_capacity * sizeof(value_node));
-    nt_release(&alloc, values->bigs, values->big_capacity * sizeof(value_big));
-    nt_release(&alloc, values->floats, values->float_capacity * sizeof(double));
+    NT_RELEASE(&alloc, values->nodes, values->node_capacity);
+    NT_RELEASE(&alloc, values->bigs, values->big_capacity);
+    NT_RELEASE(&alloc, values->floats, values->float_capacity);
     nt_release(&alloc, values, sizeof *values);
 }
 

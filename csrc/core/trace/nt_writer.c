@@ -151,7 +151,6 @@ writer_setting(nt_writer *w, writer_tree *tree)
     }
 }
 
-/* The rows of one parent, of which the first is tree->next. */
 static void
 writer_children(nt_writer *w, writer_tree *tree, uint32_t parent, bool is_dict)
 {
@@ -172,7 +171,6 @@ writer_children(nt_writer *w, writer_tree *tree, uint32_t parent, bool is_dict)
     }
 }
 
-/* One of nt_reader_words. */
 static void
 writer_word(nt_writer *w, uint32_t word)
 {
@@ -197,7 +195,7 @@ writer_settings(nt_writer *w, nt_writer_parts parts)
     writer_word(w, KEY_ALLOCATOR_SETTINGS);
     nt_writer_dict(&w->out, NULL);
     writer_children(w, &tree, NT_NONE, true);
-    nt_release(&w->alloc, tree.noted, devices * sizeof *tree.noted);
+    NT_RELEASE(&w->alloc, tree.noted, devices);
 }
 
 /* Events between two calls of the progress function. */
@@ -280,7 +278,6 @@ writer_frame(nt_writer *w, uint32_t id)
     writer_end_dict(w);
 }
 
-/* The key `frames` with the stack, where one was recorded. */
 static void
 writer_stack(nt_writer *w, uint32_t stack)
 {
@@ -459,7 +456,6 @@ writer_report(nt_writer *w)
     w->done++;
 }
 
-/* The list of the events first .. end - 1, as rows of the snapshot. */
 static void
 writer_trace(nt_writer *w, size_t first, size_t end)
 {
@@ -517,7 +513,6 @@ writer_traces(nt_writer *w, nt_writer_parts parts)
     nt_writer_items_end(&w->out, count);
 }
 
-/* The segments at the end, or before, of all parts. */
 static void
 writer_layouts(nt_writer *w, nt_writer_parts parts, bool before)
 {
@@ -643,13 +638,12 @@ writer_save(nt_writer *w, nt_writer_parts parts)
         status = w->out.status;
     }
     nt_release(&w->alloc, w->out.frame, NT_WRITER_FRAME);
-    nt_release(&w->alloc, w->strings, w->string_count * sizeof *w->strings);
-    nt_release(&w->alloc, w->frames, w->frame_count * sizeof *w->frames);
-    nt_release(&w->alloc, w->stacks, w->stack_count * sizeof *w->stacks);
+    NT_RELEASE(&w->alloc, w->strings, w->string_count);
+    NT_RELEASE(&w->alloc, w->frames, w->frame_count);
+    NT_RELEASE(&w->alloc, w->stacks, w->stack_count);
     return status;
 }
 
-/* Writes parts of the snapshot with the keys (NT_HAS_...) that are named. */
 static nt_status
 writer_save_parts(const nt_alloc *alloc, const nt_snapshot *snapshot, uint32_t keys,
                   nt_writer_parts parts, const nt_sink *sink,
@@ -739,7 +733,7 @@ done:
         nt_timeline_layout_free(ranges[i].timeline, made[i].layout);
         nt_timeline_layout_free(ranges[i].timeline, made[i].before);
     }
-    nt_release(alloc, made, count * sizeof *made);
-    nt_release(alloc, parts, count * sizeof *parts);
+    NT_RELEASE(alloc, made, count);
+    NT_RELEASE(alloc, parts, count);
     return status;
 }

@@ -109,7 +109,6 @@ allocator_at(const nt_allocator *model, uint32_t block)
     return &model->blocks[block];
 }
 
-/* Whether it has a neighbour in its segment. */
 static inline bool
 allocator_is_split(const allocator_block *block)
 {
@@ -874,7 +873,6 @@ allocator_collect_round(nt_allocator *model, size_t count, uint64_t *ages,
     return is_any_freed;
 }
 
-/* Collects garbage, where the settings and the limit say so. */
 static nt_status
 allocator_collect(nt_allocator *model, nt_error *err)
 {
@@ -1164,7 +1162,7 @@ allocator_find_heads(const nt_allocator *model, nt_sort_item **out, size_t *coun
         const nt_status status = nt_grow(&model->alloc, (void **)&items, capacity,
                                          *count + 1, sizeof *items, err);
         if (status != NT_OK) {
-            nt_release(&model->alloc, items, *capacity * sizeof *items);
+            NT_RELEASE(&model->alloc, items, *capacity);
             return status;
         }
         items[(*count)++] = (nt_sort_item){b->address, i};
@@ -1269,7 +1267,7 @@ nt_allocator_layout(const nt_allocator *model, nt_layout **out, nt_error *err)
         for (size_t i = 0; i < count && status == NT_OK; i++) {
             status = allocator_show(model, heads[i].value, view, err);
         }
-        nt_release(&model->alloc, heads, capacity * sizeof *heads);
+        NT_RELEASE(&model->alloc, heads, capacity);
     }
     if (status != NT_OK) {
         nt_allocator_layout_free(model, &view->layout);
@@ -1381,7 +1379,6 @@ allocator_check_block(const nt_allocator *model, uint32_t block, allocator_tally
     return allocator_check_neighbours(model, block);
 }
 
-/* The blocks of one segment, from its first one on. */
 static const char *
 allocator_check_segment(const nt_allocator *model, uint32_t head,
                         allocator_tally *tally, nt_ordered *spans)
@@ -1433,7 +1430,6 @@ allocator_check_pending(const nt_allocator *model, uint64_t expected)
     return NULL;
 }
 
-/* What is counted by pool and by lane. */
 static const char *
 allocator_check_pools(const nt_allocator *model, const allocator_tally *tally)
 {
@@ -1588,14 +1584,13 @@ nt_allocator_free(nt_allocator *model)
         for (size_t kind = 0; kind < NT_POOL_KIND_COUNT; kind++) {
             nt_ordered_clear(&model->pools[i].loose_lanes[kind], &alloc);
         }
-        nt_release(&alloc, model->pools[i].lanes,
-                   model->pools[i].lane_capacity * sizeof(uint32_t));
+        NT_RELEASE(&alloc, model->pools[i].lanes, model->pools[i].lane_capacity);
     }
-    nt_release(&alloc, model->blocks, model->block_capacity * sizeof *model->blocks);
-    nt_release(&alloc, model->lanes, model->lane_capacity * sizeof *model->lanes);
-    nt_release(&alloc, model->pools, model->pool_capacity * sizeof *model->pools);
-    nt_release(&alloc, model->areas, model->area_capacity * sizeof *model->areas);
-    nt_release(&alloc, model->found, model->found_capacity * sizeof *model->found);
+    NT_RELEASE(&alloc, model->blocks, model->block_capacity);
+    NT_RELEASE(&alloc, model->lanes, model->lane_capacity);
+    NT_RELEASE(&alloc, model->pools, model->pool_capacity);
+    NT_RELEASE(&alloc, model->areas, model->area_capacity);
+    NT_RELEASE(&alloc, model->found, model->found_capacity);
     nt_release(&alloc, model, sizeof *model);
 }
 

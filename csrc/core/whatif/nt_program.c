@@ -61,7 +61,6 @@ typedef struct program_maker {
 
 /* What the memory that the process got, and did not get, says of its limit. */
 
-/* The settings of the snapshot. */
 static const nt_settings *
 program_settings(const program_maker *m)
 {
@@ -166,7 +165,6 @@ program_note_shortage(program_maker *m, size_t first, size_t end)
  * has noted each call; in others stacks and what follows tell, and a call that found
  * nothing to release leaves no trace. */
 
-/* Which stacks have a frame called empty_cache. */
 static nt_status
 program_find_calls(program_maker *m)
 {
@@ -486,7 +484,6 @@ program_take_slot(program_maker *m, uint32_t row, uint32_t *out)
     return NT_OK;
 }
 
-/* The slots of the blocks that are there before the trace, by address. */
 static nt_status
 program_name_blocks(program_maker *m, nt_map *slots)
 {
@@ -519,7 +516,6 @@ program_find_pool(program_maker *m, nt_pool_id pool, uint32_t *out)
     return NT_OK;
 }
 
-/* The number of a stream in a pool. */
 static nt_status
 program_find_lane(program_maker *m, nt_pool_id pool, uint64_t stream, uint32_t *out)
 {
@@ -572,7 +568,6 @@ program_add_area(program_maker *m, const nt_layout *layout, size_t row,
     return NT_OK;
 }
 
-/* Fills areas and pieces, and gives slots to the blocks in them. */
 static nt_status
 program_find_start(program_maker *m)
 {
@@ -589,7 +584,6 @@ program_find_start(program_maker *m)
     return status;
 }
 
-/* The lowest address of each stream and pool kind in which something is mapped. */
 static nt_status
 program_find_bases(program_maker *m, nt_sort_item *bases, size_t *count,
                    nt_strings *names)
@@ -633,7 +627,6 @@ program_least_gap(const nt_sort_item *bases, size_t count)
     return least;
 }
 
-/* Finds out how large reservations can be. */
 static nt_status
 program_find_reservation(program_maker *m)
 {
@@ -1109,11 +1102,11 @@ program_clear_maker(program_maker *m)
     nt_strings_free(m->lane_names);
     nt_strings_free(m->pool_names);
     nt_ordered_clear(&m->segments, alloc);
-    nt_release(alloc, m->slots, m->slot_rows * sizeof *m->slots);
-    nt_release(alloc, m->idle_slots, m->idle_capacity * sizeof *m->idle_slots);
-    nt_release(alloc, m->late, m->late_capacity * sizeof *m->late);
-    nt_release(alloc, m->begins, m->life_count * sizeof *m->begins);
-    nt_release(alloc, m->ends, m->life_count * sizeof *m->ends);
+    NT_RELEASE(alloc, m->slots, m->slot_rows);
+    NT_RELEASE(alloc, m->idle_slots, m->idle_capacity);
+    NT_RELEASE(alloc, m->late, m->late_capacity);
+    NT_RELEASE(alloc, m->begins, m->life_count);
+    NT_RELEASE(alloc, m->ends, m->life_count);
     nt_release(alloc, m->is_users, m->stack_count);
 }
 
@@ -1125,12 +1118,12 @@ nt_program_free(nt_program *face)
     }
     program *p = (program *)face;
     const nt_alloc alloc = p->alloc;
-    nt_release(&alloc, p->steps, p->step_capacity * sizeof *p->steps);
-    nt_release(&alloc, p->lanes, p->lane_capacity * sizeof *p->lanes);
-    nt_release(&alloc, p->pools, p->pool_capacity * sizeof *p->pools);
-    nt_release(&alloc, p->areas, p->area_capacity * sizeof *p->areas);
-    nt_release(&alloc, p->pieces, p->piece_capacity * sizeof *p->pieces);
-    nt_release(&alloc, p->places, p->place_capacity * sizeof *p->places);
+    NT_RELEASE(&alloc, p->steps, p->step_capacity);
+    NT_RELEASE(&alloc, p->lanes, p->lane_capacity);
+    NT_RELEASE(&alloc, p->pools, p->pool_capacity);
+    NT_RELEASE(&alloc, p->areas, p->area_capacity);
+    NT_RELEASE(&alloc, p->pieces, p->piece_capacity);
+    NT_RELEASE(&alloc, p->places, p->place_capacity);
     nt_release(&alloc, p, sizeof *p);
 }
 
@@ -1210,7 +1203,6 @@ program_put_calls(program_editor *e, int32_t event)
     return NT_OK;
 }
 
-/* Frees the blocks that end before event `event`. */
 static nt_status
 program_put_ends(program_editor *e, int32_t event)
 {
@@ -1235,7 +1227,6 @@ program_put_ends(program_editor *e, int32_t event)
     return NT_OK;
 }
 
-/* Notes whose block is in a slot, after a step of the program. */
 static void
 program_note_owner(program_editor *e, const nt_program_step *step)
 {
@@ -1302,7 +1293,6 @@ program_check_calls(const nt_program *program, const nt_program_change *change,
     return NT_OK;
 }
 
-/* Sorts the requests by where their blocks end. */
 static nt_status
 program_sort_ends(program_editor *e)
 {
@@ -1356,10 +1346,10 @@ program_close_editor(program_editor *e, const nt_alloc *alloc, size_t slots)
     const bool has_ends = e->change->ends != NULL;
     const size_t events = has_ends ? e->events : 0, owned = has_ends ? slots : 0;
     nt_release(alloc, e->gone, slots);
-    nt_release(alloc, e->owners, owned * sizeof *e->owners);
-    nt_release(alloc, e->slots, events * sizeof *e->slots);
-    nt_release(alloc, e->first, events * sizeof *e->first);
-    nt_release(alloc, e->others, events * sizeof *e->others);
+    NT_RELEASE(alloc, e->owners, owned);
+    NT_RELEASE(alloc, e->slots, events);
+    NT_RELEASE(alloc, e->first, events);
+    NT_RELEASE(alloc, e->others, events);
 }
 
 nt_status

@@ -106,7 +106,6 @@ replay_kind(uint64_t size)
     return size <= NT_SMALL_BUFFER ? REPLAY_SMALL : REPLAY_LARGE;
 }
 
-/* The trace's places that were new when it took them, behind the start's areas. */
 static nt_status
 replay_collect(replay_places *p, nt_sort_item *items, size_t *count, nt_error *err)
 {
@@ -137,7 +136,6 @@ replay_collect(replay_places *p, nt_sort_item *items, size_t *count, nt_error *e
     return status;
 }
 
-/* Finds out how the trace's places lie to each other. */
 static nt_status
 replay_rank(replay_places *p, nt_error *err)
 {
@@ -167,7 +165,6 @@ replay_rank(replay_places *p, nt_error *err)
     return status;
 }
 
-/* Readies the made-up addresses, for places of up to `largest` bytes. */
 static nt_status
 replay_open_places(replay *r, uint64_t largest)
 {
@@ -202,8 +199,7 @@ replay_close_places(replay *r)
     nt_map_clear(&p->used);
     for (size_t kind = 0; kind < 2; kind++) {
         nt_release(&p->alloc, p->order_of[kind], bytes);
-        nt_release(&p->alloc, p->given[kind],
-                   p->given_capacity[kind] * sizeof(replay_place));
+        NT_RELEASE(&p->alloc, p->given[kind], p->given_capacity[kind]);
     }
 }
 
@@ -781,7 +777,6 @@ replay_allocate(const replay *r, nt_allocator *model, uint32_t *slots, bool *fit
     return NT_OK;
 }
 
-/* Gives the model the program's pools and lanes, under the same numbers. */
 static nt_status
 replay_add_lanes(const nt_program *program, nt_allocator *model, nt_error *err)
 {
@@ -908,7 +903,6 @@ replay_build_start(replay *r)
     return NT_OK;
 }
 
-/* Makes the state before the trace. */
 static nt_status
 replay_start(replay *r)
 {
@@ -920,8 +914,8 @@ replay_start(replay *r)
     if (status == NT_OK && r->check == NULL && r->options.begin == NT_BEGIN_EMPTIED) {
         status = nt_allocator_empty_cache(r->model, r->err);
     }
-    nt_release(&r->alloc, s.pieces, s.piece_capacity * sizeof *s.pieces);
-    nt_release(&r->alloc, s.blocks, s.block_capacity * sizeof *s.blocks);
+    NT_RELEASE(&r->alloc, s.pieces, s.piece_capacity);
+    NT_RELEASE(&r->alloc, s.blocks, s.block_capacity);
     return status;
 }
 
@@ -979,12 +973,11 @@ replay_open_silence(replay *r)
 static void
 replay_close_silence(replay *r)
 {
-    nt_release(&r->alloc, r->drops, r->drop_capacity * sizeof *r->drops);
-    nt_release(&r->alloc, r->moved, r->moved_capacity * sizeof *r->moved);
+    NT_RELEASE(&r->alloc, r->drops, r->drop_capacity);
+    NT_RELEASE(&r->alloc, r->moved, r->moved_capacity);
     nt_map_clear(&r->moved_rows);
     if (r->quiet != NULL) {
-        nt_release(&r->alloc, r->quiet->made,
-                   r->program->slot_count * sizeof *r->quiet->made);
+        NT_RELEASE(&r->alloc, r->quiet->made, r->program->slot_count);
     }
 }
 
@@ -994,7 +987,6 @@ silence_stacks(const replay *r)
     return r->check->events->stack + r->check->first;
 }
 
-/* A request in the recorded run. */
 static void
 silence_note_malloc(replay *r, const nt_program_step *step)
 {
@@ -1021,7 +1013,6 @@ silence_note_free(replay *r, const nt_program_step *step)
     }
 }
 
-/* A request in a private pool. */
 static bool
 silence_is_private(const replay *r, const nt_program_step *step)
 {
@@ -1077,7 +1068,6 @@ replay_mark_restored(replay *r)
     return NT_OK;
 }
 
-/* The address that the trace has for a request. */
 static uint64_t
 silence_address(const replay *r, const nt_program_step *step)
 {
@@ -1152,7 +1142,6 @@ silence_moved_row(const replay *r, uint32_t newest, uint64_t asked)
     return NT_NONE;
 }
 
-/* Notes where a block of a private pool is. */
 static nt_status
 replay_note_moved(replay *r, const nt_program_step *step, uint32_t block)
 {
@@ -1378,7 +1367,6 @@ record_add(replay *r, nt_action action, uint32_t lane, uint64_t address, uint64_
     }
 }
 
-/* Writes what the model gives. */
 static void
 replay_record_deed(replay *r, nt_action action, uint32_t lane, uint64_t address,
                    uint64_t size)
@@ -1411,7 +1399,6 @@ replay_record_free(replay *r, const nt_program_step *step, uint32_t block)
     }
 }
 
-/* The blocks of row `i` of the layout's segments. */
 static nt_status
 record_add_blocks(replay *r, const nt_layout *layout, size_t i)
 {
@@ -1456,7 +1443,6 @@ record_add_layout(replay *r, const nt_layout *layout)
     return NT_OK;
 }
 
-/* After the last step: the blocks at the end. */
 static nt_status
 replay_record_end(replay *r)
 {
@@ -1818,7 +1804,7 @@ replay_clear(replay *r)
         nt_ordered_clear(&r->check->taken, &r->alloc);
     }
     replay_close_silence(r);
-    nt_release(&r->alloc, r->slots, program->slot_count * sizeof *r->slots);
+    NT_RELEASE(&r->alloc, r->slots, program->slot_count);
 }
 
 /* Runs a program, with a check or a record if there are any; `r` holds what it needs.

@@ -165,7 +165,7 @@ nt_replay_has_history(const nt_alloc *alloc, const nt_program *program,
                       const nt_replay_options *options, bool *out,
                       nt_error *err) NT_CHECKED;
 
-/* ---- ranges ----------------------------------------------------------------------- */
+/* ---- ranges ---------------------------------------------------------------------- */
 
 /* What can come out where addresses, time and rounding leave it open. */
 
