@@ -13,10 +13,7 @@ import pytest
 
 FAKE = fakes.ROOT / "tests/fakes/torch_cuda"
 CORE = fakes.ROOT / "csrc/core"
-RINGS = [
-    CORE / "base" / f"{name}.c"
-    for name in ("nt_base", "nt_ring", "nt_ring_origins", "nt_ring_tables")
-]
+RINGS = [CORE / "base" / f"{name}.c" for name in ("nt_base", "nt_ring", "nt_ring_origins")]
 
 
 @pytest.fixture(scope="module")
