@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The core as a module of WebAssembly, for the page: one snapshot, and beside it what
+/* The core as a module of WebAssembly, for the page: one snapshot, and beside it what
  * the allocator would have made of its program under other settings. Shared by the
  * files of this folder and by nobody else.
  *
  * A call that fails returns the status, and nt_page_err has the words. Answers are
  * columns, which the page reads out of the module's memory by their names, and numbers
  * in nt_page_figures. They stay until the next call of the same kind. The page runs one
- * call at a time.
- */
+ * call at a time. */
 #ifndef NT_PAGE_H
 #define NT_PAGE_H
 

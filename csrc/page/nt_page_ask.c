@@ -166,10 +166,8 @@ ask_put_group(const nt_fragment_group *g, double *out)
     memcpy(out, numbers, sizeof numbers);
 }
 
-/*
- * The layout after an event, whose columns are layout.* and block.*; NULL is the
- * snapshot's own end. Answer 0 has GROUP_NUMBERS for each pool and stream.
- */
+/* The layout after an event, whose columns are layout.* and block.*; NULL is the
+ * snapshot's own end. Answer 0 has GROUP_NUMBERS for each pool and stream. */
 NT_PAGE_EXPORT(layout) int32_t page_layout(int32_t event)
 {
     nt_page *page = nt_page_now;
@@ -254,11 +252,9 @@ ask_is_pinned(const nt_setting *rows, size_t count)
     return found;
 }
 
-/*
- * The settings in force, in PyTorch's syntax; NULL where there is no memory. Figures
+/* The settings in force, in PyTorch's syntax; NULL where there is no memory. Figures
  * are their length, whether the native backend runs, whether sizes are exact, whether
- * the file states any settings, and whether it is pinned memory.
- */
+ * the file states any settings, and whether it is pinned memory. */
 NT_PAGE_EXPORT(settings) const char *page_settings(void)
 {
     const nt_settings *settings = nt_snapshot_settings(nt_page_now->snapshot);
@@ -350,10 +346,8 @@ draw_view(double x_first, double x_end, double y_first, double y_end, uint32_t w
     };
 }
 
-/*
- * Draws the map of a view, from the top row down: answer 0 has a code for each pixel,
- * answer 1 the row of the largest block that it has seen, from the bottom row up.
- */
+/* Draws the map of a view, from the top row down: answer 0 has a code for each pixel,
+ * answer 1 the row of the largest block that it has seen, from the bottom row up. */
 NT_PAGE_EXPORT(map)
 int32_t
 page_map(double x_first, double x_end, double y_first, double y_end, uint32_t width,

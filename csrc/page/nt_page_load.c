@@ -37,10 +37,7 @@ nt_page_reserve(nt_page_room *room, size_t bytes)
     }
     nt_release(&nt_page_memory, room->data, room->capacity);
     *room = (nt_page_room){0};
-    room->data = nt_allocate(&nt_page_memory, bytes);
-    if (room->data == NULL) {
-        return nt_fail_nomem(&nt_page_err);
-    }
+    NT_TRY(nt_take(&nt_page_memory, (void **)&room->data, bytes, &nt_page_err));
     room->capacity = bytes;
     return NT_OK;
 }
@@ -198,8 +195,8 @@ NT_PAGE_EXPORT(partial) const char *page_partial(void)
     return nt_snapshot_partial(nt_page_now->snapshot);
 }
 
-/* Further calls are about the pinned memory of the host, or about the devices again;
- * 0 where the file has none of it. What was asked of the other is gone. */
+/* Further calls are about the pinned memory of the host, or about the devices again; 0
+ * where the file has none of it. What was asked of the other is gone. */
 NT_PAGE_EXPORT(turn) uint32_t page_turn(uint32_t to_host)
 {
     nt_page *page = &nt_pages[NT_PAGE_FILE];
@@ -413,8 +410,8 @@ NT_PAGE_EXPORT(answer) const nt_page_column *page_answer(uint32_t which)
     return &nt_page_answers[which < 8 ? which : 7];
 }
 
-/* The bytes of a string, and their number as the first figure; of how many there are
- * as the second. */
+/* The bytes of a string, and their number as the first figure; of how many there are as
+ * the second. */
 NT_PAGE_EXPORT(string) const char *page_string(uint32_t id)
 {
     const nt_strings *strings = nt_snapshot_strings(nt_page_now->snapshot);

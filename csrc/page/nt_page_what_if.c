@@ -31,7 +31,7 @@ void
 nt_page_clear_program(void)
 {
     nt_release(&nt_page_memory, now.marks, now.mark_count);
-    nt_release(&nt_page_memory, now.drops, now.drop_count * sizeof *now.drops);
+    NT_RELEASE(&nt_page_memory, now.drops, now.drop_count);
     nt_program_free(now.program);
     now = (what_if){0};
 }

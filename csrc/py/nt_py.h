@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The CPython binding: parse, call, convert. One file a type; what they share is
+/* The CPython binding: parse, call, convert. One file a type; what they share is
  * declared here. Types are made from specs into the module's state; none of them but
  * Around can be part of a reference cycle, because they only own one another downwards
- * (column -> layout -> timeline -> snapshot).
- */
+ * (column -> layout -> timeline -> snapshot). */
 #ifndef NT_PY_H
 #define NT_PY_H
 
@@ -36,11 +34,9 @@ typedef struct nt_py_state {
 nt_py_state *
 nt_py_state_of(PyTypeObject *type);
 
-/*
- * Sets the exception that stands for a failed call and returns NULL: MemoryError,
+/* Sets the exception that stands for a failed call and returns NULL: MemoryError,
  * LimitError, KeyboardInterrupt or whatever a callback raised, ValueError for
- * NT_ARGUMENT, OSError for NT_IO, else SnapshotError with reason and offset.
- */
+ * NT_ARGUMENT, OSError for NT_IO, else SnapshotError with reason and offset. */
 PyObject *
 nt_py_raise(nt_status status, const nt_error *err);
 
@@ -77,6 +73,16 @@ typedef struct nt_py_column_def {
     size_t offset; /* of the pointer in the struct of columns */
     char format;
 } nt_py_column_def;
+
+/* Makes the defs of a table's list of columns; see nt_columns.h. */
+#define NT_PY_COLUMN_DEF(table, type, name)                                            \
+    {#name, offsetof(table, name),                                                     \
+     _Generic((type)0,                                                                 \
+         uint8_t: 'B',                                                                 \
+         int32_t: 'i',                                                                 \
+         uint32_t: 'I',                                                                \
+         int64_t: 'q',                                                                 \
+         uint64_t: 'Q')},
 
 /* A dict name -> column of the columns that are there (not NULL, or no rows). */
 PyObject *

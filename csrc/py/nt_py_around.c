@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A function with something done before and after each of its calls. It has no frame in
+/* A function with something done before and after each of its calls. It has no frame in
  * tracebacks and stacks, and looks like the function but for its type: whoever asks for
- * an attribute gets the function's.
- */
+ * an attribute gets the function's. */
 #include "nt_py.h"
 
 typedef struct py_around {

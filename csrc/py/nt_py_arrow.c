@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Tables handed to other libraries through the Arrow C stream interface, without
- * a dependency and without copying numbers: one batch, whose buffers are the
- * columns themselves. The structs are those of the Arrow C data interface, which
- * fixes their layout. A consumer may take children out and release them in any
- * order and on any thread, so every piece holds the table on its own.
- */
+/* Tables handed to other libraries through the Arrow C stream interface, without a
+ * dependency and without copying numbers: one batch, whose buffers are the columns
+ * themselves. The structs are those of the Arrow C data interface, which fixes their
+ * layout. A consumer may take children out and release them in any order and on any
+ * thread, so every piece holds the table on its own. */
 #include "nt_py.h"
 
 #include <stdatomic.h>
@@ -90,22 +88,29 @@ arrow_hold(arrow_table *table)
     return table;
 }
 
+/* Releases and frees one child of a schema or an array, which may be NULL. */
+#define ARROW_FREE_CHILD(child)                                                        \
+    do {                                                                               \
+        if ((child) != NULL && (child)->release != NULL) {                             \
+            (child)->release(child);                                                   \
+        }                                                                              \
+        PyMem_RawFree(child);                                                          \
+    } while (0)
+
+/* The same for all that `parent` has, and for the list of its children. */
+#define ARROW_FREE_CHILDREN(parent)                                                    \
+    do {                                                                               \
+        for (int64_t i = 0; i < (parent)->n_children; i++) {                           \
+            ARROW_FREE_CHILD((parent)->children[i]);                                   \
+        }                                                                              \
+        ARROW_FREE_CHILD((parent)->dictionary);                                        \
+        PyMem_RawFree((parent)->children);                                             \
+    } while (0)
+
 static void
 arrow_release_schema(arrow_schema *schema)
 {
-    for (int64_t i = 0; i < schema->n_children; i++) {
-        if (schema->children[i] != NULL && schema->children[i]->release != NULL) {
-            schema->children[i]->release(schema->children[i]);
-        }
-        PyMem_RawFree(schema->children[i]);
-    }
-    if (schema->dictionary != NULL) {
-        if (schema->dictionary->release != NULL) {
-            schema->dictionary->release(schema->dictionary);
-        }
-        PyMem_RawFree(schema->dictionary);
-    }
-    PyMem_RawFree(schema->children);
+    ARROW_FREE_CHILDREN(schema);
     arrow_drop(schema->private_data);
     schema->release = NULL;
 }
@@ -167,19 +172,7 @@ static void
 arrow_release_array(arrow_array *array)
 {
     arrow_owned *owned = array->private_data;
-    for (int64_t i = 0; i < array->n_children; i++) {
-        if (array->children[i] != NULL && array->children[i]->release != NULL) {
-            array->children[i]->release(array->children[i]);
-        }
-        PyMem_RawFree(array->children[i]);
-    }
-    if (array->dictionary != NULL) {
-        if (array->dictionary->release != NULL) {
-            array->dictionary->release(array->dictionary);
-        }
-        PyMem_RawFree(array->dictionary);
-    }
-    PyMem_RawFree(array->children);
+    ARROW_FREE_CHILDREN(array);
     arrow_drop(owned->table);
     PyMem_RawFree(owned);
     array->release = NULL;
@@ -362,10 +355,8 @@ arrow_set_wide(arrow_column *c, int64_t count)
     return 0;
 }
 
-/*
- * The dictionary, and the codes into it as signed integers, because not every consumer
- * takes unsigned ones there. Each code that is no null must have its string.
- */
+/* The dictionary, and the codes into it as signed integers, because not every consumer
+ * takes unsigned ones there. Each code that is no null must have its string. */
 static int
 arrow_set_dictionary(arrow_column *c, PyObject *strings, int64_t count)
 {
@@ -462,9 +453,8 @@ arrow_make_table(PyObject *list, Py_ssize_t count)
 }
 
 PyObject *
-nt_py_arrow_stream(PyObject *module, PyObject *args)
+nt_py_arrow_stream(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     PyObject *specs;
     Py_ssize_t count;
     if (!PyArg_ParseTuple(args, "On", &specs, &count)) {

@@ -17,10 +17,7 @@ passes_make(passes_made *made, const nt_timeline *timeline, const Py_buffer *fra
             nt_error *err)
 {
     made->rows = nt_timeline_allocations(timeline)->count;
-    made->rules = nt_allocate(&made->alloc, made->rows);
-    if (made->rules == NULL && made->rows != 0) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(nt_take(&made->alloc, (void **)&made->rules, made->rows, err));
     NT_TRY(nt_passes_new(&made->alloc, timeline, frames->buf,
                          (size_t)frames->len / sizeof(uint16_t), &made->passes, err));
     return nt_categories_decide(&made->alloc, made->passes, made->rules, err);
@@ -81,9 +78,8 @@ PyDoc_STRVAR(role_of_doc,
              "native 16-bit numbers.");
 
 static PyObject *
-passes_role_of(PyObject *module, PyObject *args)
+passes_role_of(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     Py_buffer frames;
     if (!PyArg_ParseTuple(args, "y*", &frames)) {
         return NULL;

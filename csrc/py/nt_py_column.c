@@ -22,7 +22,6 @@ column_item_size(char format)
     }
 }
 
-/* A column of nothing yet. */
 static py_column *
 column_new(nt_py_state *state, Py_ssize_t count, char format)
 {
@@ -175,9 +174,8 @@ pick_items(const Py_buffer *column, const Py_buffer *rows)
 }
 
 static PyObject *
-pick_rows(PyObject *module, PyObject *args)
+pick_rows(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     PyObject *from;
     Py_buffer column, rows;
     if (!PyArg_ParseTuple(args, "Oy*", &from, &rows)) {

@@ -122,9 +122,8 @@ PyDoc_STRVAR(attribution_flush_doc,
              "Makes read() return all that has happened until now.");
 
 static PyObject *
-attribution_flush(PyObject *self, PyObject *unused)
+attribution_flush(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return attribution_call(self, nt_cupti_flush);
 }
 
@@ -133,9 +132,8 @@ PyDoc_STRVAR(attribution_stop_doc,
              "Switches the activity off; what was seen can still be read.");
 
 static PyObject *
-attribution_stop(PyObject *self, PyObject *unused)
+attribution_stop(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return attribution_call(self, nt_cupti_stop);
 }
 
@@ -288,7 +286,6 @@ copy_live(const attribution_copy *copy, size_t i)
                          (unsigned long long)row->bytes);
 }
 
-/* A list of `count` items, each made by `make`. */
 static PyObject *
 copy_list(const attribution_copy *copy, size_t count,
           PyObject *(*make)(const attribution_copy *, size_t))
@@ -313,9 +310,8 @@ PyDoc_STRVAR(
     "\"live\" (device, library, kind, address, bytes) and figures.");
 
 static PyObject *
-attribution_read(PyObject *self, PyObject *unused)
+attribution_read(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     nt_cupti *cupti = attribution_get(self);
     if (cupti == NULL) {
         return NULL;

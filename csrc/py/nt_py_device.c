@@ -112,9 +112,8 @@ nt_py_device_of(PyObject *devices)
 PyDoc_STRVAR(devices_reason_doc, "Why there is no NVML; None where there is.");
 
 static PyObject *
-devices_reason(PyObject *self, void *unused)
+devices_reason(PyObject *self, void *Py_UNUSED(unused))
 {
-    (void)unused;
     const char *reason = nt_device_nvml_reason(device_of(self));
     return reason == NULL ? Py_NewRef(Py_None) : nt_py_message(reason);
 }
@@ -122,9 +121,8 @@ devices_reason(PyObject *self, void *unused)
 PyDoc_STRVAR(devices_version_doc, "The driver's version; '' where it is not known.");
 
 static PyObject *
-devices_version(PyObject *self, void *unused)
+devices_version(PyObject *self, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return nt_py_message(nt_device_driver_version(device_of(self)));
 }
 
@@ -133,9 +131,8 @@ PyDoc_STRVAR(devices_list_doc,
              "NVML's devices, by slot: (uuid, name, is cut into instances).");
 
 static PyObject *
-devices_slot_list(PyObject *self, PyObject *unused)
+devices_slot_list(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list != NULL && i < nt_device_count(device_of(self)); i++) {
         device_append(&list, device_info(nt_device_get(device_of(self), i)));
@@ -213,9 +210,8 @@ PyDoc_STRVAR(devices_visible_doc,
              "The devices that CUDA shows to this process, as slots() has them.");
 
 static PyObject *
-devices_visible(PyObject *self, PyObject *unused)
+devices_visible(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     nt_error err = {.offset = NT_NO_OFFSET};
     size_t count;
     nt_status status = nt_device_count_visible(device_of(self), &count, &err);
@@ -261,9 +257,8 @@ PyDoc_STRVAR(devices_has_driver_doc,
              "Whether the CUDA driver can be loaded; nothing in it is called.");
 
 static PyObject *
-devices_has_driver(PyObject *self, PyObject *unused)
+devices_has_driver(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyBool_FromLong(nt_device_has_driver(device_of(self)));
 }
 

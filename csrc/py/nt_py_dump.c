@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Plain data as a pickle of protocol 4, as Python's own pickler writes it but for the
+/* Plain data as a pickle of protocol 4, as Python's own pickler writes it but for the
  * frames: dicts, lists, tuples, strings, integers, floats, booleans, None. What only
  * one container refers to is never looked for in the memo, which is where Python's
- * pickler spends its time on a trace of many small dicts.
- */
+ * pickler spends its time on a trace of many small dicts. */
 #include "nt_py.h"
 
 #include "base/nt_map.h"
@@ -311,9 +309,8 @@ dump_object(dump_out *out, PyObject *object)
 }
 
 static PyObject *
-dump_plain(PyObject *module, PyObject *object)
+dump_plain(PyObject *Py_UNUSED(module), PyObject *object)
 {
-    (void)module;
     dump_out out = {.bytes = PyMem_RawMalloc(DUMP_FIRST_BYTES),
                     .room = DUMP_FIRST_BYTES};
     if (out.bytes == NULL) {

@@ -10,8 +10,6 @@
 #include "ph_tensor.h"
 #include "ph_gcwatch.h"
 #include "py_compat.h"
-#include "ph_held.h"
-#include "ph_loops.h"
 #include "py_compat_objects.h"
 
 /* The exception for a call of csrc/pyheap; NULL. */
@@ -55,20 +53,16 @@ PyDoc_STRVAR(prepare_doc,
 /* ---- names of references, facts of tensors --------------------------------------- */
 
 static PyObject *
-names_prepare(PyObject *module, PyObject *unused)
+names_prepare(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module;
-    (void)unused;
     nt_error err = {.offset = NT_NO_OFFSET};
     const nt_status status = ph_names_prepare(&err);
     return status == NT_OK ? Py_NewRef(Py_None) : heap_raise(status, &err);
 }
 
 static PyObject *
-names_tensor_prepare(PyObject *module, PyObject *unused)
+names_tensor_prepare(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module;
-    (void)unused;
     nt_error err = {.offset = NT_NO_OFFSET};
     const nt_status status = ph_tensor_prepare(&err);
     return status == NT_OK
@@ -95,9 +89,8 @@ names_shape(const ph_tensor *tensor)
 }
 
 static PyObject *
-names_tensor_facts(PyObject *module, PyObject *object)
+names_tensor_facts(PyObject *Py_UNUSED(module), PyObject *object)
 {
-    (void)module;
     ph_tensor t;
     if (!ph_tensor_check(object) || !ph_tensor_read(object, &t)) {
         Py_RETURN_NONE;
@@ -127,9 +120,8 @@ names_append(void *ctx, PyObject *target, ph_edge_kind kind, const char *name)
 }
 
 static PyObject *
-names_references(PyObject *module, PyObject *object)
+names_references(PyObject *Py_UNUSED(module), PyObject *object)
 {
-    (void)module;
     PyObject *list = PyList_New(0);
     if (list == NULL) {
         return NULL;
@@ -146,9 +138,8 @@ names_references(PyObject *module, PyObject *object)
 }
 
 static PyObject *
-names_reference(PyObject *module, PyObject *args)
+names_reference(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     PyObject *owner, *target, *container = NULL;
     ph_edge_kind kind;
     char name[PH_NAME_BYTES];
@@ -163,9 +154,8 @@ names_reference(PyObject *module, PyObject *args)
 }
 
 static PyObject *
-names_label(PyObject *module, PyObject *object)
+names_label(PyObject *Py_UNUSED(module), PyObject *object)
 {
-    (void)module;
     ph_label label;
     ph_names_label(object, &label);
     return Py_BuildValue("(sNNNi)", ph_node_kind_name(label.kind),
@@ -670,8 +660,8 @@ tensors_collect(autograd_tensors *tensors, const ph_gc_link *head, nt_error *err
         PyObject *object = ph_gc_object(at);
         ph_tensor facts;
         if (ph_tensor_check(object) && ph_tensor_read(object, &facts)) {
-            NT_TRY(nt_grow(&alloc, (void **)&tensors->found, &tensors->capacity,
-                           tensors->count + 1, sizeof *tensors->found, err));
+            NT_TRY(NT_GROW(&alloc, tensors->found, tensors->capacity,
+                           tensors->count + 1, err));
             tensors->found[tensors->count++] = Py_NewRef(object);
         }
     }
@@ -708,7 +698,7 @@ autograd_py_heap_tensors(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused
         }
     }
     const nt_alloc alloc = nt_alloc_system();
-    nt_release(&alloc, tensors.found, tensors.capacity * sizeof *tensors.found);
+    NT_RELEASE(&alloc, tensors.found, tensors.capacity);
     return list;
 }
 
@@ -828,11 +818,9 @@ autograd_py_node_hooks(PyObject *Py_UNUSED(module), PyObject *node)
 
 /* ---- questions about the whole heap ---------------------------------------------- */
 
-/*
- * Questions about the whole heap that need more than the collector is shown: cycles
+/* Questions about the whole heap that need more than the collector is shown: cycles
  * through PyTorch's graph, why something is alive, what holders keep. Each walks once,
- * makes plain data, lets go of the walk, and only then makes Python objects.
- */
+ * makes plain data, lets go of the walk, and only then makes Python objects. */
 
 /* ---- what Python tells of PyTorch's graph ---------------------------------------- */
 
@@ -888,10 +876,8 @@ told_join(const roots_told *told, ph_join *join, nt_error *err)
     if ((size_t)told->kinds.len != count || told->links.len % 12 != 0) {
         return told_refuse(err);
     }
-    uint32_t *nodes = nt_allocate(&join->alloc, bytes);
-    if (nodes == NULL && count > 0) {
-        return nt_fail_nomem(err);
-    }
+    uint32_t *nodes;
+    NT_TRY(nt_take(&join->alloc, (void **)&nodes, bytes, err));
     nt_status status = NT_OK;
     for (size_t i = 0; i < count; i++) {
         nodes[i] = ph_heap_find(join->heap, PyList_GET_ITEM(told->objects, i));
@@ -1213,8 +1199,8 @@ static void
 holds_clear(roots_holds *holds)
 {
     const nt_alloc alloc = nt_alloc_system();
-    nt_release(&alloc, holds->holds, holds->count * sizeof *holds->holds);
-    nt_release(&alloc, holds->held, holds->holders * sizeof *holds->held);
+    NT_RELEASE(&alloc, holds->holds, holds->count);
+    NT_RELEASE(&alloc, holds->held, holds->holders);
 }
 
 static nt_status

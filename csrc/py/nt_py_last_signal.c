@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A signal that ends the process by default, put off for a last report. Python is not
+/* A signal that ends the process by default, put off for a last report. Python is not
  * told: signal.getsignal() still says SIG_DFL, and a handler that the program sets
  * takes our place. The kernel takes our handler off as it calls it, and a timer sends
- * the signal again, so that the process ends whatever becomes of the report.
- */
+ * the signal again, so that the process ends whatever becomes of the report. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* syscall, struct sigevent */
 #endif
@@ -67,9 +65,8 @@ PyDoc_STRVAR(
     "after so many seconds. False if something else handles it.");
 
 static PyObject *
-last_signal_put_off(PyObject *module, PyObject *args)
+last_signal_put_off(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     int signum, fd;
     double seconds;
     if (!PyArg_ParseTuple(args, "iid", &signum, &fd, &seconds)) {
@@ -107,10 +104,8 @@ PyDoc_STRVAR(put_back_doc, "put_back_signal()\n--\n\n"
                            "Let the signal that was put off end the process again.");
 
 static PyObject *
-last_signal_put_back(PyObject *module, PyObject *unused)
+last_signal_put_back(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module;
-    (void)unused;
     struct sigaction now;
     if (put_off.signum != 0 && sigaction(put_off.signum, NULL, &now) == 0) {
         if (now.sa_handler == last_signal_handle) {

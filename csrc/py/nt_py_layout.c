@@ -42,9 +42,8 @@ PyDoc_STRVAR(tables_doc,
              "A dict of the tables segments and blocks: each a dict name -> Column.");
 
 static PyObject *
-layout_tables(PyObject *self, PyObject *unused)
+layout_tables(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return nt_py_layout_tables(nt_py_state_of(Py_TYPE(self)), self,
                                ((nt_py_layout *)self)->layout);
 }
@@ -145,9 +144,8 @@ PyDoc_STRVAR(holes_doc,
              "at a segment's border.");
 
 static PyObject *
-fragment_holes(PyObject *self, PyObject *unused)
+fragment_holes(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     size_t count;
     const nt_hole *holes = nt_fragment_holes(((py_fragment *)self)->fragment, &count);
     PyObject *list = PyList_New(0);
@@ -185,9 +183,8 @@ PyDoc_STRVAR(groups_doc,
              "A dict for each device, pool, stream and kind, by reserved bytes.");
 
 static PyObject *
-fragment_groups(PyObject *self, PyObject *unused)
+fragment_groups(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     size_t count;
     const nt_fragment_group *groups =
         nt_fragment_groups(((py_fragment *)self)->fragment, &count);
@@ -204,9 +201,8 @@ PyDoc_STRVAR(segments_doc,
              "bytes, smallest active block), in the layout's order.");
 
 static PyObject *
-fragment_segments(PyObject *self, PyObject *unused)
+fragment_segments(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     size_t count;
     const nt_fragment_segment *segments =
         nt_fragment_segments(((py_fragment *)self)->fragment, &count);
@@ -241,9 +237,8 @@ fragment_fits(PyObject *self, PyObject *args)
 }
 
 PyObject *
-nt_py_fragment_ratios(PyObject *module, PyObject *args)
+nt_py_fragment_ratios(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     Py_buffer allocated, reserved, action;
     if (!PyArg_ParseTuple(args, "y*y*y*", &allocated, &reserved, &action)) {
         return NULL;

@@ -34,9 +34,8 @@ PyDoc_STRVAR(set_source_doc,
              "Raises RuntimeError for a shim that was built for another release.");
 
 static PyObject *
-live_set_source(PyObject *module, PyObject *capsule)
+live_set_source(PyObject *Py_UNUSED(module), PyObject *capsule)
 {
-    (void)module;
     const nt_live_source *source = PyCapsule_GetPointer(capsule, LIVE_SOURCE_CAPSULE);
     if (source == NULL) {
         return NULL;
@@ -130,9 +129,8 @@ PyDoc_STRVAR(
     "and where it does not know the device.");
 
 static PyObject *
-live_counters(PyObject *module, PyObject *argument)
+live_counters(PyObject *Py_UNUSED(module), PyObject *argument)
 {
-    (void)module;
     const nt_live_source *source = nt_py_live_source();
     const long device = PyLong_AsLong(argument);
     nt_live_brief brief;

@@ -20,8 +20,8 @@ progress_clock_ns(void)
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* The core tells how far it is: signals (Ctrl-C) are looked at, and the callback
- * is called. An exception stops the work and stays set. */
+/* The core tells how far it is: signals (Ctrl-C) are looked at, and the callback is
+ * called. An exception stops the work and stays set. */
 static int
 progress_report(void *ctx, uint64_t done)
 {
@@ -91,9 +91,8 @@ nt_py_message(const char *text)
 }
 
 PyObject *
-nt_py_refuse_pickle(PyObject *self, PyObject *unused)
+nt_py_refuse_pickle(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyErr_Format(PyExc_TypeError, "cannot pickle '%.200s' object",
                         Py_TYPE(self)->tp_name);
 }
@@ -184,9 +183,8 @@ PyDoc_STRVAR(
     "Raises neutracer.SettingsError with the position of what is wrong.");
 
 static PyObject *
-module_settings(PyObject *module, PyObject *text)
+module_settings(PyObject *Py_UNUSED(module), PyObject *text)
 {
-    (void)module;
     nt_settings settings;
     return nt_py_parse_settings(text, &settings) < 0 ? NULL
                                                      : nt_py_settings_dict(&settings);
@@ -198,9 +196,8 @@ PyDoc_STRVAR(
     "The block size in bytes that the allocator looks for when asked for nbytes.");
 
 static PyObject *
-module_round_size(PyObject *module, PyObject *args)
+module_round_size(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     unsigned long long nbytes;
     PyObject *text = NULL;
     nt_settings settings = nt_settings_default();

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The hooks of modules: before a module's forward its text is set, after it that of the
+/* The hooks of modules: before a module's forward its text is set, after it that of the
  * module around it. What made a tensor that goes into a module or comes out of it sets
  * its text again in the backward pass, by a hook on that node.
  *
  * All of it runs inside of somebody's forward: it raises nothing but what a handler of
- * a signal has raised in it, and holds no tensor.
- */
+ * a signal has raised in it, and holds no tensor. */
 #include "nt_py.h"
 
 /* Of a thread that is in a model: the numbers of nodes that set a text, what was set
@@ -63,9 +61,8 @@ marks_quietly(int status)
 
 /* A gradient has reached a tensor: `self` is (writer, text). */
 static PyObject *
-marks_reach(PyObject *self, PyObject *gradient)
+marks_reach(PyObject *self, PyObject *Py_UNUSED(gradient))
 {
-    (void)gradient;
     PyObject *done = marks_write(PyTuple_GET_ITEM(self, 0), PyTuple_GET_ITEM(self, 1));
     return marks_quietly(done == NULL ? -1 : (Py_DECREF(done), 0));
 }
@@ -139,9 +136,9 @@ marks_tensor(py_marks *self, PyObject *tensor, PyObject *seen, PyObject *text)
 
 /* Lets what made a tensor call `hook` before it runs. */
 static int
-marks_output(py_marks *self, PyObject *tensor, PyObject *hook, PyObject *unused)
+marks_output(py_marks *self, PyObject *tensor, PyObject *hook,
+             PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     PyObject *node = marks_made(self, tensor);
     if (node == NULL || node == Py_None) {
         Py_XDECREF(node);
@@ -361,9 +358,8 @@ py_marks_leave(PyObject *self, PyObject *const *args, Py_ssize_t count)
 }
 
 static PyObject *
-py_marks_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+py_marks_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
-    (void)kwargs;
     PyObject *texts, *writer, *read, *enter_model, *hook_of, *carrier;
     if (!PyArg_ParseTuple(args, "O!O!OOOO", &PyDict_Type, &texts, &PyList_Type, &writer,
                           &read, &enter_model, &hook_of, &carrier)) {

@@ -312,9 +312,8 @@ PyDoc_STRVAR(start_doc, "start()\n--\n\n"
                         "Starts the thread; does nothing where it runs already.");
 
 static PyObject *
-sampler_start(PyObject *self, PyObject *unused)
+sampler_start(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     nt_error err = {.offset = NT_NO_OFFSET};
     nt_status status;
     Py_BEGIN_ALLOW_THREADS status = nt_sampler_start(sampler_of(self), &err);
@@ -328,9 +327,8 @@ sampler_start(PyObject *self, PyObject *unused)
 PyDoc_STRVAR(stop_doc, "stop()\n--\n\nEnds the thread, and every wait.");
 
 static PyObject *
-sampler_stop(PyObject *self, PyObject *unused)
+sampler_stop(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     Py_BEGIN_ALLOW_THREADS nt_sampler_stop(sampler_of(self));
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
@@ -339,9 +337,8 @@ PyDoc_STRVAR(forget_doc, "forget()\n--\n\n"
                          "For the child of a fork, where the thread is gone.");
 
 static PyObject *
-sampler_forget(PyObject *self, PyObject *unused)
+sampler_forget(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     nt_sampler_forget(sampler_of(self));
     Py_RETURN_NONE;
 }
@@ -349,9 +346,8 @@ sampler_forget(PyObject *self, PyObject *unused)
 PyDoc_STRVAR(ask_doc, "ask()\n--\n\nAsks the source about every device, now.");
 
 static PyObject *
-sampler_ask(PyObject *self, PyObject *unused)
+sampler_ask(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     Py_BEGIN_ALLOW_THREADS nt_sampler_ask(sampler_of(self));
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
@@ -359,9 +355,8 @@ sampler_ask(PyObject *self, PyObject *unused)
 PyDoc_STRVAR(mark_doc, "mark()\n--\n\nA phase begins; its number, from 0 on.");
 
 static PyObject *
-sampler_mark(PyObject *self, PyObject *unused)
+sampler_mark(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     uint64_t mark;
     Py_BEGIN_ALLOW_THREADS mark = nt_sampler_mark(sampler_of(self));
     Py_END_ALLOW_THREADS return PyLong_FromUnsignedLongLong(mark);
@@ -540,9 +535,8 @@ sampler_now(PyObject *self, PyObject *args)
 PyDoc_STRVAR(spent_doc, "spent()\n--\n\nWhat the sampling costs, as a dict.");
 
 static PyObject *
-sampler_spent(PyObject *self, PyObject *unused)
+sampler_spent(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const nt_sampler_cost c = nt_sampler_spent(sampler_of(self));
     return Py_BuildValue("{sKsKsKsK}", "ticks", (unsigned long long)c.ticks, "late",
                          (unsigned long long)c.late, "cpu_ns",
@@ -633,9 +627,8 @@ sampler_rows(PyObject *self, PyObject *args)
 }
 
 static PyObject *
-sampler_get_asks(PyObject *self, void *unused)
+sampler_get_asks(PyObject *self, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyBool_FromLong(((py_sampler *)self)->asks);
 }
 

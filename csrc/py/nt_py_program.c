@@ -4,7 +4,6 @@
 #include "nt_py.h"
 
 #include "whatif/nt_replay.h"
-#include "whatif/nt_replay_range.h"
 
 typedef struct py_program {
     PyObject_HEAD nt_py_timeline *timeline; /* owned: the program reads it */
@@ -558,9 +557,8 @@ PyDoc_STRVAR(facts_doc,
              "What is known of the program, and of the device it ran on: a dict.");
 
 static PyObject *
-program_facts(PyObject *self, PyObject *unused)
+program_facts(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const nt_program *p = program_of(self);
     const nt_replay_options o = nt_replay_default(p);
     Py_ssize_t calls = 0;

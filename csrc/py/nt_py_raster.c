@@ -96,9 +96,8 @@ PyDoc_STRVAR(extent_doc, "extent()\n--\n\n"
                          "The ends of the time axis and of the address axis.");
 
 static PyObject *
-raster_extent(PyObject *self, PyObject *unused)
+raster_extent(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const nt_raster *r = raster_of(self);
     return Py_BuildValue("KK", (unsigned long long)nt_raster_width(r),
                          (unsigned long long)nt_raster_height(r));
@@ -108,9 +107,8 @@ PyDoc_STRVAR(ranges_doc, "ranges()\n--\n\n"
                          "Tuples (address, size, position), by address.");
 
 static PyObject *
-raster_ranges(PyObject *self, PyObject *unused)
+raster_ranges(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     size_t count;
     const nt_raster_range *ranges = nt_raster_ranges(raster_of(self), &count);
     PyObject *list = PyList_New((Py_ssize_t)count);
@@ -132,9 +130,8 @@ PyDoc_STRVAR(states_doc,
              "Where each state begins as native 64-bit numbers, and the axis' end.");
 
 static PyObject *
-raster_states(PyObject *self, PyObject *unused)
+raster_states(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     size_t count;
     const nt_rising states = nt_raster_states(raster_of(self), &count);
     PyObject *bytes =
@@ -411,9 +408,8 @@ PyDoc_STRVAR(levels_doc, "levels()\n--\n\n"
                          "turns, a bytes object a level, from the finest.");
 
 static PyObject *
-pyramid_levels(PyObject *self, PyObject *unused)
+pyramid_levels(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const nt_pyramid *p = ((py_pyramid *)self)->pyramid;
     PyObject *list = PyList_New(0);
     for (size_t level = 1; list != NULL && level <= nt_pyramid_levels(p); level++) {

@@ -1,55 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nt_py.h"
 
-#define DEF(type, field, letter) {#field, offsetof(type, field), letter}
-
 static const nt_py_column_def event_defs[] = {
-    DEF(nt_event_columns, action, 'B'),
-    DEF(nt_event_columns, addr, 'Q'),
-    DEF(nt_event_columns, size, 'Q'),
-    DEF(nt_event_columns, stream, 'Q'),
-    DEF(nt_event_columns, stack, 'I'),
-    DEF(nt_event_columns, time_us, 'q'),
-    DEF(nt_event_columns, device_free, 'Q'),
-    DEF(nt_event_columns, pool_first, 'Q'),
-    DEF(nt_event_columns, pool_second, 'Q'),
-    DEF(nt_event_columns, compile_context, 'I'),
-    DEF(nt_event_columns, user_metadata, 'I'),
-    DEF(nt_event_columns, internal_metadata, 'I'),
-    DEF(nt_event_columns, forward, 'I'),
-};
+    NT_EVENT_LIST(NT_PY_COLUMN_DEF, nt_event_columns)};
 
 static const nt_py_column_def segment_defs[] = {
-    DEF(nt_segment_columns, device, 'i'),
-    DEF(nt_segment_columns, address, 'Q'),
-    DEF(nt_segment_columns, total_size, 'Q'),
-    DEF(nt_segment_columns, allocated_size, 'Q'),
-    DEF(nt_segment_columns, active_size, 'Q'),
-    DEF(nt_segment_columns, requested_size, 'Q'),
-    DEF(nt_segment_columns, stream, 'Q'),
-    DEF(nt_segment_columns, pool_first, 'Q'),
-    DEF(nt_segment_columns, pool_second, 'Q'),
-    DEF(nt_segment_columns, kind, 'B'),
-    DEF(nt_segment_columns, is_expandable, 'B'),
-    DEF(nt_segment_columns, stack, 'I'),
-    DEF(nt_segment_columns, block_first, 'I'),
-    DEF(nt_segment_columns, block_count, 'I'),
-};
+    NT_SEGMENT_LIST(NT_PY_COLUMN_DEF, nt_segment_columns)};
 
 static const nt_py_column_def block_defs[] = {
-    DEF(nt_block_columns, segment, 'I'), DEF(nt_block_columns, address, 'Q'),
-    DEF(nt_block_columns, size, 'Q'),    DEF(nt_block_columns, requested_size, 'Q'),
-    DEF(nt_block_columns, state, 'B'),   DEF(nt_block_columns, stack, 'I'),
-};
+    NT_BLOCK_LIST(NT_PY_COLUMN_DEF, nt_block_columns)};
 
 static const nt_py_column_def annotation_defs[] = {
-    DEF(nt_annotation_columns, stage, 'B'),
-    DEF(nt_annotation_columns, name, 'I'),
-    DEF(nt_annotation_columns, device, 'i'),
-    DEF(nt_annotation_columns, time_us, 'q'),
-};
-
-#define LENGTH(array) (sizeof(array) / sizeof *(array))
+    NT_ANNOTATION_LIST(NT_PY_COLUMN_DEF, nt_annotation_columns)};
 
 /* Adds `value` (stolen) under `key`; clears the dict on failure. */
 static void
@@ -68,10 +30,10 @@ nt_py_layout_tables(nt_py_state *state, PyObject *owner, const nt_layout *layout
     PyObject *dict = PyDict_New();
     snapshot_put(&dict, "segments",
                  nt_py_columns(state, owner, &layout->segments, layout->segments.count,
-                               segment_defs, LENGTH(segment_defs)));
+                               segment_defs, NT_LENGTH(segment_defs)));
     snapshot_put(&dict, "blocks",
                  nt_py_columns(state, owner, &layout->blocks, layout->blocks.count,
-                               block_defs, LENGTH(block_defs)));
+                               block_defs, NT_LENGTH(block_defs)));
     return dict;
 }
 
@@ -117,9 +79,8 @@ PyDoc_STRVAR(host_doc, "host()\n--\n\n"
                        "The pinned memory of the host as a Snapshot, or None.");
 
 static PyObject *
-snapshot_host(PyObject *self, PyObject *unused)
+snapshot_host(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     nt_snapshot *host = nt_snapshot_host(snapshot_of(self));
     if (host == NULL) {
         return Py_NewRef(Py_None);
@@ -138,29 +99,27 @@ PyDoc_STRVAR(tables_doc,
              "dict name -> Column.");
 
 static PyObject *
-snapshot_tables(PyObject *self, PyObject *unused)
+snapshot_tables(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     nt_py_state *state = nt_py_state_of(Py_TYPE(self));
     const nt_snapshot *s = snapshot_of(self);
     PyObject *dict = nt_py_layout_tables(state, self, nt_snapshot_layout(s));
     snapshot_put(&dict, "events",
                  nt_py_columns(state, self, nt_snapshot_events(s),
                                nt_snapshot_events(s)->count, event_defs,
-                               LENGTH(event_defs)));
+                               NT_LENGTH(event_defs)));
     snapshot_put(&dict, "annotations",
                  nt_py_columns(state, self, nt_snapshot_annotations(s),
                                nt_snapshot_annotations(s)->count, annotation_defs,
-                               LENGTH(annotation_defs)));
+                               NT_LENGTH(annotation_defs)));
     return dict;
 }
 
 PyDoc_STRVAR(strings_doc, "strings()\n--\n\nThe interned strings, by id.");
 
 static PyObject *
-snapshot_strings(PyObject *self, PyObject *unused)
+snapshot_strings(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const nt_strings *strings = nt_snapshot_strings(snapshot_of(self));
     const size_t count = nt_strings_count(strings);
     PyObject *list = PyList_New((Py_ssize_t)count);
@@ -183,9 +142,8 @@ PyDoc_STRVAR(frames_doc,
              "number of the node in fx() from 1, or 0).");
 
 static PyObject *
-snapshot_frames(PyObject *self, PyObject *unused)
+snapshot_frames(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const nt_stacks *stacks = nt_snapshot_stacks(snapshot_of(self));
     const size_t count = nt_stacks_frame_count(stacks);
     PyObject *list = PyList_New((Py_ssize_t)count);
@@ -207,9 +165,8 @@ PyDoc_STRVAR(fx_doc, "fx()\n--\n\n"
                      "name, target and original trace.");
 
 static PyObject *
-snapshot_fx(PyObject *self, PyObject *unused)
+snapshot_fx(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     size_t count;
     const nt_fx_node *nodes =
         nt_stacks_fx(nt_snapshot_stacks(snapshot_of(self)), &count);
@@ -232,9 +189,8 @@ PyDoc_STRVAR(stacks_doc,
              "the stack it was called from. Stack 0 is empty.");
 
 static PyObject *
-snapshot_stacks(PyObject *self, PyObject *unused)
+snapshot_stacks(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     nt_py_state *state = nt_py_state_of(Py_TYPE(self));
     const nt_stacks *stacks = nt_snapshot_stacks(snapshot_of(self));
     const Py_ssize_t count = (Py_ssize_t)nt_stacks_count(stacks);
@@ -251,9 +207,8 @@ snapshot_stacks(PyObject *self, PyObject *unused)
 PyDoc_STRVAR(actions_doc, "actions()\n--\n\nThe names of the trace actions, by code.");
 
 static PyObject *
-snapshot_actions(PyObject *self, PyObject *unused)
+snapshot_actions(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const size_t count = nt_snapshot_action_count(snapshot_of(self));
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t code = 0; list != NULL && code < count; code++) {
@@ -274,9 +229,8 @@ PyDoc_STRVAR(traces_doc, "traces()\n--\n\n"
                          "By device: (row of its first event, number of its events).");
 
 static PyObject *
-snapshot_traces(PyObject *self, PyObject *unused)
+snapshot_traces(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const size_t count = nt_snapshot_trace_count(snapshot_of(self));
     PyObject *list = PyList_New((Py_ssize_t)count);
     for (size_t device = 0; list != NULL && device < count; device++) {
@@ -331,9 +285,8 @@ PyDoc_STRVAR(settings_doc, "settings()\n--\n\n"
                            "allocator_settings as the file has it: a dict.");
 
 static PyObject *
-snapshot_settings(PyObject *self, PyObject *unused)
+snapshot_settings(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     size_t count;
     const nt_snapshot *s = snapshot_of(self);
     const nt_setting *rows = nt_snapshot_setting_rows(s, &count);
@@ -398,9 +351,8 @@ PyDoc_STRVAR(in_force_doc,
              "sizes in bytes, max_split_size None where unlimited.");
 
 static PyObject *
-snapshot_in_force(PyObject *self, PyObject *unused)
+snapshot_in_force(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return nt_py_settings_dict(nt_snapshot_settings(snapshot_of(self)));
 }
 
@@ -408,9 +360,8 @@ PyDoc_STRVAR(ignored_doc,
              "ignored()\n--\n\nString ids of top-level keys that are not read.");
 
 static PyObject *
-snapshot_ignored(PyObject *self, PyObject *unused)
+snapshot_ignored(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     size_t count;
     const uint32_t *ids = nt_snapshot_ignored(snapshot_of(self), &count);
     PyObject *list = PyList_New(0);
@@ -447,9 +398,8 @@ PyDoc_STRVAR(broken_doc,
              "of tuples (kind, device, count, bytes).");
 
 static PyObject *
-snapshot_broken(PyObject *self, PyObject *unused)
+snapshot_broken(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     size_t count;
     const nt_broken_note *notes = nt_snapshot_broken(snapshot_of(self), &count);
     return nt_py_broken_notes(notes, count);
@@ -486,24 +436,21 @@ snapshot_pool_stats(PyObject *self, PyObject *arg)
 }
 
 static PyObject *
-snapshot_get_keys(PyObject *self, void *unused)
+snapshot_get_keys(PyObject *self, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyLong_FromUnsignedLong(nt_snapshot_keys(snapshot_of(self)));
 }
 
 static PyObject *
-snapshot_get_partial(PyObject *self, void *unused)
+snapshot_get_partial(PyObject *self, void *Py_UNUSED(unused))
 {
-    (void)unused;
     const char *reason = nt_snapshot_partial(snapshot_of(self));
     return reason == NULL ? Py_NewRef(Py_None) : nt_py_message(reason);
 }
 
 static PyObject *
-snapshot_get_nbytes(PyObject *self, void *unused)
+snapshot_get_nbytes(PyObject *self, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyLong_FromSize_t(((nt_py_snapshot *)self)->budget.used);
 }
 

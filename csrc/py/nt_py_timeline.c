@@ -1,34 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nt_py.h"
 
-#define DEF(type, field, letter) {#field, offsetof(type, field), letter}
-
 static const nt_py_column_def allocation_defs[] = {
-    DEF(nt_allocation_columns, address, 'Q'),
-    DEF(nt_allocation_columns, size, 'Q'),
-    DEF(nt_allocation_columns, requested_size, 'Q'),
-    DEF(nt_allocation_columns, stream, 'Q'),
-    DEF(nt_allocation_columns, alloc_event, 'i'),
-    DEF(nt_allocation_columns, free_event, 'i'),
-    DEF(nt_allocation_columns, completed_event, 'i'),
-    DEF(nt_allocation_columns, stack, 'I'),
-};
+    NT_ALLOCATION_LIST(NT_PY_COLUMN_DEF, nt_allocation_columns)};
 
 static const nt_py_column_def life_defs[] = {
-    DEF(nt_segment_life_columns, address, 'Q'),
-    DEF(nt_segment_life_columns, size, 'Q'),
-    DEF(nt_segment_life_columns, stream, 'Q'),
-    DEF(nt_segment_life_columns, pool_first, 'Q'),
-    DEF(nt_segment_life_columns, pool_second, 'Q'),
-    DEF(nt_segment_life_columns, kind, 'B'),
-    DEF(nt_segment_life_columns, is_expandable, 'B'),
-    DEF(nt_segment_life_columns, pool_known, 'B'),
-    DEF(nt_segment_life_columns, alloc_event, 'i'),
-    DEF(nt_segment_life_columns, free_event, 'i'),
-    DEF(nt_segment_life_columns, stack, 'I'),
-};
-
-#define LENGTH(array) (sizeof(array) / sizeof *(array))
+    NT_SEGMENT_LIFE_LIST(NT_PY_COLUMN_DEF, nt_segment_life_columns)};
 
 static nt_py_timeline *
 timeline_of(PyObject *self)
@@ -89,17 +66,16 @@ PyDoc_STRVAR(tables_doc, "tables()\n--\n\n"
                          "name -> Column.");
 
 static PyObject *
-timeline_tables(PyObject *self, PyObject *unused)
+timeline_tables(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     nt_py_state *state = nt_py_state_of(Py_TYPE(self));
     const nt_timeline *t = timeline_of(self)->timeline;
     const nt_allocation_columns *a = nt_timeline_allocations(t);
     const nt_segment_life_columns *s = nt_timeline_segments(t);
     PyObject *allocations = nt_py_columns(state, self, a, a->count, allocation_defs,
-                                          LENGTH(allocation_defs));
+                                          NT_LENGTH(allocation_defs));
     PyObject *segments =
-        nt_py_columns(state, self, s, s->count, life_defs, LENGTH(life_defs));
+        nt_py_columns(state, self, s, s->count, life_defs, NT_LENGTH(life_defs));
     if (allocations == NULL || segments == NULL) {
         Py_XDECREF(allocations);
         Py_XDECREF(segments);
@@ -162,9 +138,8 @@ PyDoc_STRVAR(facts_doc,
              "facts()\n--\n\nWhat the replay found out about the trace: a dict.");
 
 static PyObject *
-timeline_facts(PyObject *self, PyObject *unused)
+timeline_facts(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const nt_trace_facts *f = nt_timeline_facts(timeline_of(self)->timeline);
     return Py_BuildValue(
         "{sOs(KKKK)sKsIsIsIsIsIsOsO}", "complete", f->complete ? Py_True : Py_False,
@@ -183,9 +158,8 @@ PyDoc_STRVAR(broken_doc, "broken()\n--\n\n"
                          "device, count, bytes).");
 
 static PyObject *
-timeline_broken(PyObject *self, PyObject *unused)
+timeline_broken(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     nt_error err = {.offset = NT_NO_OFFSET};
     nt_broken_note notes[NT_TRACE_BROKEN_KINDS];
     size_t count = 0;
@@ -268,9 +242,8 @@ PyDoc_STRVAR(churn_doc,
              "Tuples (stack, allocations, bytes, peak bytes, peak event) by stack.");
 
 static PyObject *
-timeline_churn(PyObject *self, PyObject *unused)
+timeline_churn(PyObject *self, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     const nt_timeline *t = timeline_of(self)->timeline;
     nt_error err = {.offset = NT_NO_OFFSET};
     nt_churn *churn = NULL;

@@ -50,9 +50,8 @@ PyDoc_STRVAR(
     "The trend of a series of bytes, one 64-bit number per step: nt_trend as a dict.");
 
 static PyObject *
-trend_find(PyObject *module, PyObject *args)
+trend_find(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     Py_buffer values;
     int find_warmup = 1, are_windows = 0;
     if (!PyArg_ParseTuple(args, "y*|pp", &values, &find_warmup, &are_windows)) {
@@ -110,9 +109,8 @@ PyDoc_STRVAR(step_floors_doc,
              "numbers of the values that steps begin at.");
 
 static PyObject *
-trend_floors(PyObject *module, PyObject *args)
+trend_floors(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     return trend_by_steps(args, nt_trend_floors);
 }
 
@@ -121,9 +119,8 @@ PyDoc_STRVAR(step_highs_doc,
              "The largest value of each step, as `step_floors` has them.");
 
 static PyObject *
-trend_highs(PyObject *module, PyObject *args)
+trend_highs(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     return trend_by_steps(args, nt_trend_highs);
 }
 

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Objects are numbered: the nodes of the walk, and behind them the extras, objects
- * outside of the set that only the set keeps.
- */
+/* Objects are numbered: the nodes of the walk, and behind them the extras, objects
+ * outside of the set that only the set keeps. */
 #include "ph_describe.h"
 
 #include <stdlib.h>
@@ -95,11 +93,9 @@ ph_state_owner(const ph_state *s, uint32_t node)
 
 /* ---- what goes with the set ------------------------------------------------------ */
 
-/*
- * What goes with the set: when its members are freed, so is every object that only
- * they, and what goes with them, refer to. References from there are counted until
- * they are all that an object has, as reference counting will do.
- */
+/* What goes with the set: when its members are freed, so is every object that only
+ * they, and what goes with them, refer to. References from there are counted until they
+ * are all that an object has, as reference counting will do. */
 
 /* More is not followed: it would be a description of half the heap. */
 #define MOST_EXTRAS (1u << 20)
@@ -144,8 +140,7 @@ extra_add(extra_round *round, PyObject *object, uint32_t *found)
     if (round->count >= MOST_EXTRAS) {
         return NT_OK;
     }
-    NT_TRY(nt_grow(alloc, (void **)&round->seen, &round->capacity, round->count + 1,
-                   sizeof *round->seen, NULL));
+    NT_TRY(NT_GROW(alloc, round->seen, round->capacity, round->count + 1, NULL));
     NT_TRY(nt_map_set(&round->index, (uintptr_t)object, (uint32_t)round->count, NULL));
     round->seen[round->count] = (seen){.object = object, .owner = NT_NONE};
     *found = (uint32_t)round->count++;
@@ -169,8 +164,8 @@ extra_see(extra_round *round, PyObject *object)
         return NT_OK;
     }
     entry->goes = true;
-    NT_TRY(nt_grow(&round->state->alloc, (void **)&round->queue, &round->queue_capacity,
-                   round->queued + 1, sizeof *round->queue, NULL));
+    NT_TRY(NT_GROW(&round->state->alloc, round->queue, round->queue_capacity,
+                   round->queued + 1, NULL));
     round->queue[round->queued++] = at;
     return NT_OK;
 }
@@ -210,8 +205,8 @@ extra_keep(ph_state *s, const seen *entry)
 static void
 extra_clear(ph_state *s)
 {
-    nt_release(&s->alloc, s->extras, s->extra_capacity * sizeof *s->extras);
-    nt_release(&s->alloc, s->extra_owner, s->extra_capacity * sizeof *s->extra_owner);
+    NT_RELEASE(&s->alloc, s->extras, s->extra_capacity);
+    NT_RELEASE(&s->alloc, s->extra_owner, s->extra_capacity);
     nt_map_clear(&s->extra_index);
     s->extras = NULL;
     s->extra_owner = NULL;
@@ -262,8 +257,8 @@ ph_describe_extras(ph_state *s, nt_error *err)
     }
     status = extra_collect(s, &round);
 done:
-    nt_release(&s->alloc, round.seen, round.capacity * sizeof *round.seen);
-    nt_release(&s->alloc, round.queue, round.queue_capacity * sizeof *round.queue);
+    NT_RELEASE(&s->alloc, round.seen, round.capacity);
+    NT_RELEASE(&s->alloc, round.queue, round.queue_capacity);
     nt_map_clear(&round.index);
     return status == NT_OK ? NT_OK : nt_fail_nomem(err);
 }
@@ -282,8 +277,8 @@ done:
 /* Steps of a longer way that go into its signature. */
 #define MOST_SIGNED 4096
 
-/* Of a longer way only so many steps from its beginning and from its end are named:
- * the others are neither shown nor signed by name. */
+/* Of a longer way only so many steps from its beginning and from its end are named: the
+ * others are neither shown nor signed by name. */
 #define MOST_NAMED 4096
 #define NAMED_AT_AN_END 64
 
@@ -390,11 +385,9 @@ chain_open(chain *c)
     }
 }
 
-/*
- * The references along `nodes` (with the one from the last to the first if `closed`)
- * by their names, steps that are one to a reader made one. The steps are in the
- * scratch arena; an open way's last step has no name.
- */
+/* The references along `nodes` (with the one from the last to the first if `closed`) by
+ * their names, steps that are one to a reader made one. The steps are in the scratch
+ * arena; an open way's last step has no name. */
 static nt_status
 ph_describe_steps(ph_state *s, const uint32_t *nodes, uint32_t count, bool closed,
                   ph_step **steps, uint32_t *step_count, nt_error *err)
@@ -527,10 +520,8 @@ ph_describe_turn(const ph_state *s, ph_step *steps, uint32_t count)
 
 /* ---- the picture of a cycle ------------------------------------------------------ */
 
-/*
- * The picture of one cycle: the way round, its middle folded where it is long, and the
- * shortest ways from it to the largest tensors that it keeps.
- */
+/* The picture of one cycle: the way round, its middle folded where it is long, and the
+ * shortest ways from it to the largest tensors that it keeps. */
 
 /* A way round is shown so far from its beginning and from its end. */
 #define SHOWN_AT_AN_END 12
@@ -712,8 +703,7 @@ graph_begin(graph_round *round, const ph_step *steps, uint32_t count)
         return NT_NOMEM;
     }
     memset(round->way, 0, graph_way_bytes(round));
-    NT_TRY(nt_grow(alloc, (void **)&round->queue, &round->queue_capacity, count,
-                   sizeof *round->queue, NULL));
+    NT_TRY(NT_GROW(alloc, round->queue, round->queue_capacity, count, NULL));
     for (uint32_t at = 0; at < count; at++) {
         const uint32_t number = steps[at].node;
         round->way[number / 64] |= UINT64_C(1) << number % 64;
@@ -731,8 +721,8 @@ graph_reach(graph_round *round, uint32_t number)
         return NT_OK;
     }
     NT_TRY(nt_map_set(&round->before, number, round->from, NULL));
-    NT_TRY(nt_grow(&round->state->alloc, (void **)&round->queue, &round->queue_capacity,
-                   round->queued + 1, sizeof *round->queue, NULL));
+    NT_TRY(NT_GROW(&round->state->alloc, round->queue, round->queue_capacity,
+                   round->queued + 1, NULL));
     round->queue[round->queued++] = number;
     return NT_OK;
 }
@@ -840,18 +830,16 @@ ph_describe_graph(ph_state *s, uint32_t component, const ph_component *kept,
     const nt_status status = graph_fill(&round, kept, steps, count);
     nt_map_clear(&round.ids);
     nt_map_clear(&round.before);
-    nt_release(&s->alloc, round.queue, round.queue_capacity * sizeof *round.queue);
+    NT_RELEASE(&s->alloc, round.queue, round.queue_capacity);
     nt_release(&s->alloc, round.way, round.way != NULL ? graph_way_bytes(&round) : 0);
     return status == NT_OK ? NT_OK : nt_fail_nomem(err);
 }
 
 /* ---- the living heap ------------------------------------------------------------- */
 
-/*
- * Which part of the living heap is looked at for cycles. A module's namespace refers to
+/* Which part of the living heap is looked at for cycles. A module's namespace refers to
  * its functions, and each of them back to the namespace; classes refer to their bases
- * and methods. Left in, these make one component of most of a program.
- */
+ * and methods. Left in, these make one component of most of a program. */
 
 static void
 live_collect(const ph_heap *heap, const nt_bitset *dead, nt_bitset *live)
@@ -898,10 +886,9 @@ ph_describe_live(const ph_heap *heap, const nt_bitset *dead, nt_bitset *live,
 
 /* ---- the description ------------------------------------------------------------- */
 
-/*
- * Components of the set, the cycle that keeps each object, the tensors that each cycle
- * keeps; then, for each that keeps wanted ones, its shape, and one description a shape.
- */
+/* Components of the set, the cycle that keeps each object, the tensors that each cycle
+ * keeps; then, for each that keeps wanted ones, its shape, and one description a
+ * shape. */
 
 /* In a component of at most so many objects the shortest way round is looked for from
  * each; in a larger one from a few, and then it may not be the shortest of all. */
@@ -1013,8 +1000,7 @@ describe_kept(ph_state *s, uint32_t component, ph_component **out)
 {
     uint32_t at = nt_map_find(&s->found, component);
     if (at == NT_NONE) {
-        NT_TRY(nt_grow(&s->alloc, (void **)&s->kept, &s->kept_capacity,
-                       s->kept_count + 1, sizeof *s->kept, NULL));
+        NT_TRY(NT_GROW(&s->alloc, s->kept, s->kept_capacity, s->kept_count + 1, NULL));
         NT_TRY(nt_map_set(&s->found, component, (uint32_t)s->kept_count, NULL));
         at = (uint32_t)s->kept_count++;
         s->kept[at] = (ph_component){.component = component, .cycle = NT_NONE};
@@ -1085,11 +1071,11 @@ describe_way(ph_state *s, uint32_t component, uint32_t **way, uint32_t *length,
         NT_TRY(
             nt_graph_cycle(s->graph, s->component, from, &tried, &tried_length, err));
         if (tried != NULL && (*way == NULL || tried_length < *length)) {
-            nt_release(&s->graph->alloc, *way, *length * sizeof **way);
+            NT_RELEASE(&s->graph->alloc, *way, *length);
             *way = tried;
             *length = tried_length;
         } else {
-            nt_release(&s->graph->alloc, tried, tried_length * sizeof *tried);
+            NT_RELEASE(&s->graph->alloc, tried, tried_length);
         }
         /* Nothing is shorter than two objects that refer to each other, unless one
          * refers to itself, and that one says so from where it stands. */
@@ -1103,7 +1089,7 @@ describe_way(ph_state *s, uint32_t component, uint32_t **way, uint32_t *length,
 static void
 describe_forget_way(ph_state *s)
 {
-    nt_release(&s->graph->alloc, s->way, s->way_length * sizeof *s->way);
+    NT_RELEASE(&s->graph->alloc, s->way, s->way_length);
     s->way = NULL;
     s->way_length = 0;
 }
@@ -1129,8 +1115,8 @@ static nt_status
 describe_new_cycle(ph_state *s, uint64_t signature, uint32_t *out)
 {
     ph_cycles *cycles = s->out;
-    NT_TRY(nt_grow(&s->alloc, (void **)&cycles->cycles, &s->cycle_capacity,
-                   (size_t)cycles->count + 1, sizeof *cycles->cycles, NULL));
+    NT_TRY(NT_GROW(&s->alloc, cycles->cycles, s->cycle_capacity,
+                   (size_t)cycles->count + 1, NULL));
     cycles->cycles[cycles->count] = (ph_cycle){.signature = signature};
     *out = cycles->count++;
     return NT_OK;
@@ -1214,7 +1200,7 @@ describe_order(ph_state *s, nt_map *shapes)
             s->kept[i].cycle = nt_map_find(shapes, before[s->kept[i].cycle]);
         }
     }
-    nt_release(&s->alloc, before, ((size_t)out->count + 1) * sizeof *before);
+    NT_RELEASE(&s->alloc, before, ((size_t)out->count + 1));
     return status;
 }
 
@@ -1267,10 +1253,8 @@ describe_cycles(ph_state *s, nt_error *err)
 {
     ph_cycles *out = s->out;
     const size_t size = ((size_t)out->count + 1) * sizeof(uint32_t);
-    uint32_t *example = nt_allocate(&s->alloc, size);
-    if (example == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint32_t *example;
+    NT_TRY(nt_take(&s->alloc, (void **)&example, size, err));
     nt_status status = describe_examples(s, example);
     const uint32_t most = s->options.most < out->count ? s->options.most : out->count;
     const nt_map *known = s->options.known;
@@ -1351,12 +1335,12 @@ describe_clear(ph_state *s)
     nt_release(alloc, s->component, nodes);
     nt_release(alloc, s->owner, nodes);
     nt_release(alloc, s->members, nodes);
-    nt_release(alloc, s->sizes, components * sizeof(uint32_t));
-    nt_release(alloc, s->cyclic, components * sizeof(bool));
-    nt_release(alloc, s->member_first, (components + 1) * sizeof(uint32_t));
-    nt_release(alloc, s->kept, s->kept_capacity * sizeof *s->kept);
-    nt_release(alloc, s->extras, s->extra_capacity * sizeof *s->extras);
-    nt_release(alloc, s->extra_owner, s->extra_capacity * sizeof *s->extra_owner);
+    NT_RELEASE(alloc, s->sizes, components);
+    NT_RELEASE(alloc, s->cyclic, components);
+    NT_RELEASE(alloc, s->member_first, components + 1);
+    NT_RELEASE(alloc, s->kept, s->kept_capacity);
+    NT_RELEASE(alloc, s->extras, s->extra_capacity);
+    NT_RELEASE(alloc, s->extra_owner, s->extra_capacity);
     describe_forget_way(s);
     nt_map_clear(&s->found);
     nt_map_clear(&s->storages);
@@ -1377,10 +1361,7 @@ ph_describe(const ph_heap *heap, const nt_bitset *set,
                   .count = ph_heap_count(heap)};
     nt_map shapes;
     *out = NULL;
-    s.out = nt_allocate(&alloc, sizeof *s.out);
-    if (s.out == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&alloc, s.out, 1, err));
     *s.out = (ph_cycles){.count = 0};
     nt_arena_init(&s.out->arena, alloc);
     nt_arena_init(&s.scratch, alloc);
@@ -1406,7 +1387,7 @@ ph_cycles_free(ph_cycles *cycles)
 {
     if (cycles != NULL) {
         const nt_alloc alloc = cycles->arena.alloc;
-        nt_release(&alloc, cycles->cycles, cycles->capacity * sizeof *cycles->cycles);
+        NT_RELEASE(&alloc, cycles->cycles, cycles->capacity);
         nt_arena_clear(&cycles->arena);
         nt_release(&alloc, cycles, sizeof *cycles);
     }

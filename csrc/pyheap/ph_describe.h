@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The cycles in a set of objects that hold tensors, described in plain data: which
+/* The cycles in a set of objects that hold tensors, described in plain data: which
  * objects go round by which names, what hangs on them, how many bytes. Cycles of one
  * shape (the same types and names on the way round) are one entry with a count. The
  * description refers to no object, so it outlives what it describes. GIL held while it
- * is made; no Python object is made and nobody's Python runs.
- */
+ * is made; no Python object is made and nobody's Python runs. */
 #ifndef PH_DESCRIBE_H
 #define PH_DESCRIBE_H
 
@@ -108,12 +106,10 @@ ph_describe(const ph_heap *heap, const nt_bitset *set,
 void
 ph_cycles_free(ph_cycles *cycles);
 
-/*
- * The nodes of a full walk in which live cycles are looked for: those that are not in
+/* The nodes of a full walk in which live cycles are looked for: those that are not in
  * `dead`, less modules, their namespaces, and types, through which nearly all objects
  * of a program hang together. `live` is initialised here; *cut is how many nodes were
- * left out.
- */
+ * left out. */
 nt_status
 ph_describe_live(const ph_heap *heap, const nt_bitset *dead, nt_bitset *live,
                  uint32_t *cut, nt_error *err) NT_CHECKED;

@@ -56,8 +56,7 @@ static void
 gcwatch_forget_pending(gcwatch_state *state)
 {
     const nt_alloc system = nt_alloc_system();
-    nt_release(&system, state->pending.predicted,
-               state->pending.count * sizeof(nt_sort_item));
+    NT_RELEASE(&system, state->pending.predicted, state->pending.count);
     state->pending = (gcwatch_pending){.predicted = NULL};
 }
 
@@ -135,8 +134,8 @@ gcwatch_free_subscriber(gcwatch_subscriber *s)
 }
 
 /* Frees the subscribers that were removed, unless a round is under way; the function
- * leaves the list with the last one, but not in the middle of a collection. Freeing
- * may run Python code that comes here again. */
+ * leaves the list with the last one, but not in the middle of a collection. Freeing may
+ * run Python code that comes here again. */
 static void
 gcwatch_purge(gcwatch_state *state)
 {
@@ -201,15 +200,14 @@ gcwatch_free(PyObject *capsule)
     while (state->count > 0) {
         gcwatch_free_subscriber(state->subscribers[--state->count]);
     }
-    nt_release(&system, state->subscribers,
-               state->capacity * sizeof(gcwatch_subscriber *));
+    NT_RELEASE(&system, state->subscribers, state->capacity);
     Py_XDECREF(state->key);
     Py_XDECREF(state->gc);
     nt_release(&system, state, sizeof *state);
 }
 
-/* The name under which the interpreter's own dict holds the function: one for each
- * copy of this code in the process. New reference. */
+/* The name under which the interpreter's own dict holds the function: one for each copy
+ * of this code in the process. New reference. */
 static PyObject *
 gcwatch_name(void)
 {
@@ -300,12 +298,10 @@ gcwatch_subscribe(gcwatch_state *state, const ph_gcwatch_hooks *hooks, void *ctx
     if (list == NULL) {
         return nt_fail(err, NT_REFUSED, NT_NO_OFFSET, "gc.callbacks is not a list");
     }
-    NT_TRY(nt_grow(&system, (void **)&state->subscribers, &state->capacity,
-                   state->count + 1, sizeof(gcwatch_subscriber *), err));
-    gcwatch_subscriber *s = nt_allocate(&system, sizeof *s);
-    if (s == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(
+        NT_GROW(&system, state->subscribers, state->capacity, state->count + 1, err));
+    gcwatch_subscriber *s;
+    NT_TRY(NT_NEW(&system, s, 1, err));
     if (!gcwatch_is_listed(state) && PyList_Append(list, state->function) < 0) {
         PyErr_Clear();
         nt_release(&system, s, sizeof *s);
@@ -386,12 +382,10 @@ gcwatch_is_last(const gcwatch_state *state, PyObject *list)
     return size > 0 && PyList_GET_ITEM(list, size - 1) == state->function;
 }
 
-/*
- * Whether this call is the one to work in. A callback after ours could change the heap
+/* Whether this call is the one to work in. A callback after ours could change the heap
  * between our look and the collector's, so we work as the last one: if we are not, we
  * append ourselves, and the collector, which reads the list's size each time round,
- * calls again. Once a phase: somebody else may want the same.
- */
+ * calls again. Once a phase: somebody else may want the same. */
 static bool
 gcwatch_has_turn(gcwatch_state *state, bool start, const PyObject *info)
 {
@@ -466,10 +460,8 @@ gcwatch_keep(gcwatch_state *state, const ph_heap *heap, const nt_bitset *dead,
              uint32_t count, nt_error *err)
 {
     const nt_alloc system = nt_alloc_system();
-    nt_sort_item *items = nt_allocate(&system, count * sizeof *items);
-    if (items == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_sort_item *items;
+    NT_TRY(NT_NEW(&system, items, count, err));
     uint32_t used = 0;
     for (size_t n = nt_bitset_next(dead, 0); n != NT_NO_MEMBER;
          n = nt_bitset_next(dead, n + 1)) {
@@ -548,12 +540,10 @@ gcwatch_place(const gcwatch_pending *pending, uint64_t address)
                : pending->count;
 }
 
-/*
- * The predicted objects that live on, their addresses first in pending->predicted; the
+/* The predicted objects that live on, their addresses first in pending->predicted; the
  * number of them. The collector has put them at the end of the list of the generation
  * that survivors go to, nothing behind them, so as many links are looked at as objects
- * were predicted. An object that got the address of a freed one is in generation 0.
- */
+ * were predicted. An object that got the address of a freed one is in generation 0. */
 static uint32_t
 gcwatch_survivors(gcwatch_pending *pending, uint64_t *addresses)
 {
@@ -659,7 +649,7 @@ gcwatch_stop(gcwatch_state *state, PyObject *info)
             gcwatch_note_refusal(state, &err);
         }
         nt_release(&system, addresses, bytes);
-        nt_release(&system, pending.predicted, pending.count * sizeof(nt_sort_item));
+        NT_RELEASE(&system, pending.predicted, pending.count);
     }
     gcwatch_discard(state);
     state->inside = false;

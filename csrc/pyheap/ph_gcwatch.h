@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Sees what each collection of the garbage collector is about to find. One C function
+/* Sees what each collection of the garbage collector is about to find. One C function
  * in gc.callbacks serves every subscriber of an interpreter: at "start" it walks the
  * generations that will be collected and finds what is unreachable. Each subscriber
  * then describes what it cares about as plain data, and learns at "stop" what became of
@@ -8,8 +7,7 @@
  *
  *     "start"  walk -> unreachable -> describe() of each subscriber -> walk freed
  *              (the collector runs: finalizers, weak references, clearing)
- *     "stop"   survivors found -> deliver() of each that described something
- */
+ *     "stop"   survivors found -> deliver() of each that described something */
 #ifndef PH_GCWATCH_H
 #define PH_GCWATCH_H
 
@@ -34,31 +32,25 @@ typedef struct ph_collection {
 bool
 ph_collection_survived(const ph_collection *collection, uint64_t object);
 
-/*
- * What a subscriber does. `ctx` is its own; every call is made with the GIL held and
- * none is made for it after free().
- */
+/* What a subscriber does. `ctx` is its own; every call is made with the GIL held and
+ * none is made for it after free(). */
 typedef struct ph_gcwatch_hooks {
-    /*
-     * At "start", only if something is unreachable: `dead` has `count` members, nodes
+    /* At "start", only if something is unreachable: `dead` has `count` members, nodes
      * of `heap`. Makes no Python object, takes no reference, runs no Python code.
      * *plain is what deliver() gets (it owns all that it needs, since the walk is
-     * freed), or stays NULL: nothing of interest, no delivery. A failure is counted
-     * and kept for ph_gcwatch_get_status.
-     */
+     * freed), or stays NULL: nothing of interest, no delivery. A failure is counted and
+     * kept for ph_gcwatch_get_status. */
     nt_status (*describe)(void *ctx, const ph_heap *heap, const nt_bitset *dead,
                           uint32_t count, void **plain, nt_error *err);
-    /*
-     * At "stop": takes `plain` over. May run any Python code, adding and removing
+    /* At "stop": takes `plain` over. May run any Python code, adding and removing
      * watches included; a collection that it asks for does nothing. -1 with an
-     * exception set is reported through sys.unraisablehook.
-     */
+     * exception set is reported through sys.unraisablehook. */
     int (*deliver)(void *ctx, void *plain, const ph_collection *collection);
     /* Takes over a `plain` that is not delivered: the watch was removed, the process
      * forked, or the interpreter's modules are being torn down. */
     void (*discard)(void *ctx, void *plain);
-    /* After removal, when no call of this subscriber is under way, or at the end of
-     * the interpreter. May give up references to Python objects. */
+    /* After removal, when no call of this subscriber is under way, or at the end of the
+     * interpreter. May give up references to Python objects. */
     void (*free)(void *ctx);
 } ph_gcwatch_hooks;
 
@@ -80,12 +72,10 @@ typedef struct ph_gcwatch_status {
     char refusal[256];    /* the reason of the last refusal, or "" */
 } ph_gcwatch_status;
 
-/*
- * Subscribes; prepares the walk (NT_REFUSED with the reason where it can't be done)
- * and puts the callback into gc.callbacks if it is not there. Takes `ctx` over on
- * success. *id is never 0 and never used again in the process. May create Python
- * objects. Never leaves an exception set.
- */
+/* Subscribes; prepares the walk (NT_REFUSED with the reason where it can't be done) and
+ * puts the callback into gc.callbacks if it is not there. Takes `ctx` over on success.
+ * *id is never 0 and never used again in the process. May create Python objects. Never
+ * leaves an exception set. */
 nt_status
 ph_gcwatch_add(const ph_gcwatch_hooks *hooks, void *ctx, uint64_t *id,
                nt_error *err) NT_CHECKED;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ph_held.h"
+#include "ph_join.h"
 
 #include <string.h>
 
@@ -28,8 +28,8 @@ held_storage(held_search *s, const ph_tensor *tensor, uint32_t *node, nt_error *
         *node = s->storages + known;
         return NT_OK;
     }
-    NT_TRY(nt_grow(&s->join->alloc, (void **)&s->bytes, &s->capacity,
-                   (size_t)s->storage_count + 1, sizeof *s->bytes, err));
+    NT_TRY(NT_GROW(&s->join->alloc, s->bytes, s->capacity, (size_t)s->storage_count + 1,
+                   err));
     NT_TRY(nt_map_set(&s->index, tensor->storage, s->storage_count, err));
     NT_TRY(ph_join_add(s->join, "storage", "", 0, 0, node, err));
     s->bytes[s->storage_count++] = tensor->storage_bytes;
@@ -95,10 +95,7 @@ static nt_status
 held_mark_roots(held_search *s, nt_error *err)
 {
     NT_TRY(ph_join_outside(s->join, &s->outside, err));
-    s->roots = nt_allocate(&s->join->alloc, (size_t)s->nodes * sizeof *s->roots);
-    if (s->roots == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&s->join->alloc, s->roots, (size_t)s->nodes, err));
     for (uint32_t n = 0; n < s->holders && n < s->storages; n++) {
         if (n >= s->join->walked || nt_bitset_has(&s->outside, n)) {
             s->roots[s->root_count++] = n;
@@ -252,8 +249,8 @@ ph_held_measure(ph_join *join, const ph_hold *holds, size_t hold_count, ph_held 
     held_cut(&s, holds, hold_count, held);
     status = held_answer(&s, held, together, err);
 done:
-    nt_release(&join->alloc, s.bytes, s.capacity * sizeof *s.bytes);
-    nt_release(&join->alloc, s.roots, (size_t)s.nodes * sizeof *s.roots);
+    NT_RELEASE(&join->alloc, s.bytes, s.capacity);
+    NT_RELEASE(&join->alloc, s.roots, (size_t)s.nodes);
     nt_map_clear(&s.index);
     nt_bitset_clear(&s.outside);
     return status;

@@ -25,9 +25,9 @@ ph_join_clear(ph_join *join)
     if (alloc->resize == NULL) {
         return;
     }
-    nt_release(alloc, join->added, join->added_capacity * sizeof *join->added);
-    nt_release(alloc, join->links, join->link_capacity * sizeof *join->links);
-    nt_release(alloc, join->links_in, join->walked * sizeof *join->links_in);
+    NT_RELEASE(alloc, join->added, join->added_capacity);
+    NT_RELEASE(alloc, join->links, join->link_capacity);
+    NT_RELEASE(alloc, join->links_in, join->walked);
     nt_bitset_clear(&join->hidden);
     nt_bitset_clear(&join->autograd);
     if (join->graph.first != NULL) {
@@ -66,8 +66,8 @@ ph_join_add(ph_join *join, const char *label, const char *file, int line,
     ph_added added = {.line = line, .thread = thread};
     NT_TRY(join_copy(&join->arena, label, &added.label, err));
     NT_TRY(join_copy(&join->arena, file, &added.file, err));
-    NT_TRY(nt_grow(&join->alloc, (void **)&join->added, &join->added_capacity,
-                   join->added_count + 1, sizeof *join->added, err));
+    NT_TRY(NT_GROW(&join->alloc, join->added, join->added_capacity,
+                   join->added_count + 1, err));
     join->added[join->added_count] = added;
     *node = join->walked + (uint32_t)join->added_count++;
     return NT_OK;
@@ -77,8 +77,8 @@ static nt_status
 join_append(ph_join *join, ph_link link, nt_error *err)
 {
     NT_TRY(join_copy(&join->arena, link.name, &link.name, err));
-    NT_TRY(nt_grow(&join->alloc, (void **)&join->links, &join->link_capacity,
-                   join->link_count + 1, sizeof *join->links, err));
+    NT_TRY(NT_GROW(&join->alloc, join->links, join->link_capacity, join->link_count + 1,
+                   err));
     join->links[join->link_count++] = link;
     return NT_OK;
 }
@@ -167,8 +167,8 @@ join_sort(ph_join *join, nt_error *err)
         }
         memcpy(join->links, sorted, count * sizeof *sorted);
     }
-    nt_release(&join->alloc, items, count * sizeof *items);
-    nt_release(&join->alloc, sorted, count * sizeof *sorted);
+    NT_RELEASE(&join->alloc, items, count);
+    NT_RELEASE(&join->alloc, sorted, count);
     return made ? NT_OK : nt_fail_nomem(err);
 }
 
@@ -187,10 +187,7 @@ join_walk_shows(const nt_graph *walk, uint32_t source, uint32_t target)
 static nt_status
 join_judge(ph_join *join, const nt_graph *walk, nt_error *err)
 {
-    join->links_in = nt_allocate(&join->alloc, join->walked * sizeof *join->links_in);
-    if (join->links_in == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&join->alloc, join->links_in, join->walked, err));
     memset(join->links_in, 0, join->walked * sizeof *join->links_in);
     for (size_t i = 0; i < join->link_count; i++) {
         ph_link *link = &join->links[i];
@@ -291,12 +288,10 @@ join_is_hidden(const ph_link *link)
     return !link->seen && !link->borrowed && link->kind != PH_EDGE_AUTOGRAD;
 }
 
-/*
- * Of `left` references that the walk does not show: a tensor that C++ holds, however
+/* Of `left` references that the walk does not show: a tensor that C++ holds, however
  * often, costs one; so does a node of PyTorch's graph that is an object of Python. An
  * attribute that a tensor hides is one reference each. A dict of hooks is held by the
- * tensor and by C++.
- */
+ * tensor and by C++. */
 static uint64_t
 join_forgive(const ph_join *join, uint32_t node, uint64_t left, uint32_t hidden_links)
 {

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A walk's graph, joined with what the collector does not see: references that only C++
+/* A walk's graph, joined with what the collector does not see: references that only C++
  * knows, and nodes that stand for what keeps objects alive (a running frame, a thread).
  * The caller's own objects are left out. The nodes of the walk keep their numbers;
  * added ones come after them. GIL held; nothing is created, nobody's Python runs. Valid
- * as long as the walk.
- */
+ * as long as the walk. */
 #ifndef PH_JOIN_H
 #define PH_JOIN_H
 
@@ -79,10 +77,8 @@ nt_status
 ph_join_borrow(ph_join *join, uint32_t source, uint32_t target, ph_edge_kind kind,
                const char *name, nt_error *err) NT_CHECKED;
 
-/*
- * The attributes of tensors that C++ holds too: the collector does not see these, or it
- * would take such a tensor for garbage. Before ph_join_close.
- */
+/* The attributes of tensors that C++ holds too: the collector does not see these, or it
+ * would take such a tensor for garbage. Before ph_join_close. */
 nt_status
 ph_join_tensors(ph_join *join, nt_error *err) NT_CHECKED;
 
@@ -102,11 +98,9 @@ ph_join_find_link(const ph_join *join, uint32_t source, uint32_t target);
 PyObject *
 ph_join_object(const ph_join *join, uint32_t node);
 
-/*
- * Objects with more references than the walk and the links account for: what C code, a
+/* Objects with more references than the walk and the links account for: what C code, a
  * running frame or C++ keeps. `outside` is initialised here for all nodes; the added
- * ones are no members.
- */
+ * ones are no members. */
 nt_status
 ph_join_outside(const ph_join *join, nt_bitset *outside, nt_error *err) NT_CHECKED;
 
@@ -128,11 +122,9 @@ ph_join_within(const ph_join *join, nt_bitset *within, uint32_t *cut,
 /* Modules, and threads with the frames that they run. Each frame and thread becomes a
  * node of a join. */
 
-/*
- * Adds every thread and frame with what it holds. The innermost frames of this thread
+/* Adds every thread and frame with what it holds. The innermost frames of this thread
  * whose file begins with `own` belong to the caller, and are left out. Before
- * ph_join_close.
- */
+ * ph_join_close. */
 nt_status
 ph_roots_add(ph_join *join, const char *own, nt_error *err) NT_CHECKED;
 
@@ -161,5 +153,67 @@ typedef struct ph_way {
 nt_status
 ph_way_make(const ph_join *join, const uint32_t *nodes, uint32_t count, bool closed,
             nt_arena *arena, ph_way *way, nt_error *err) NT_CHECKED;
+
+/* ---- bytes that holders keep ----------------------------------------------------- */
+
+/* How many bytes of tensors would be freed with some objects: dominators of
+ * a join, with a node for each holder. GIL held; nothing is created. */
+
+/* One reference that a holder would drop: from an object to another. */
+typedef struct ph_hold {
+    uint32_t holder; /* 0 .. holder_count - 1 */
+    PyObject *container;
+    PyObject *value;
+} ph_hold;
+
+typedef struct ph_held {
+    uint64_t bytes;     /* freed if only this holder let go */
+    uint64_t reachable; /* of all tensors that it leads to */
+    uint32_t tensors;   /* that would go */
+    uint32_t holds;     /* references that were found */
+} ph_held;
+
+/* A join to which `holder_count` nodes are added last for the holders. Adds them,
+ * closes the join, takes the holds out of it. `held` has an entry a holder; *together
+ * is what would be freed if all let go. */
+nt_status
+ph_held_measure(ph_join *join, const ph_hold *holds, size_t hold_count, ph_held *held,
+                uint32_t holder_count, uint64_t *together, nt_error *err) NT_CHECKED;
+
+/* ---- cycles ---------------------------------------------------------------------- */
+
+/* Cycles that PyTorch's graph has a part in: found in a join, with what each keeps, as
+ * plain data. GIL held; nothing is created, nobody's Python runs. */
+
+/* A component of the join with a reference of PyTorch's graph inside. */
+typedef struct ph_loop {
+    ph_way way;       /* a shortest way round through such a reference */
+    uint32_t objects; /* of the component */
+    uint32_t tensors; /* that it keeps */
+    uint64_t bytes;   /* of their storages, each once */
+    bool hidden;      /* one such reference is hidden from the collector, so that it
+                       * can never find the cycle dead */
+    bool alive;       /* a module or a running frame leads to it */
+    ph_device_bytes devices[PH_MOST_DEVICES];
+    uint32_t device_count;
+    ph_node *kept; /* its largest tensors */
+    uint32_t kept_count;
+} ph_loop;
+
+typedef struct ph_loops {
+    nt_arena arena; /* owns all of it */
+    ph_loop *loops; /* most bytes first */
+    uint32_t count;
+    uint32_t left_out; /* components beyond the requested number */
+    uint64_t left_out_bytes;
+    uint32_t cut; /* nodes of the walk that cycles were not looked for in */
+} ph_loops;
+
+/* At most `most` components are described. On failure *out is NULL. */
+nt_status
+ph_loops_find(const ph_join *join, uint32_t most, ph_loops **out,
+              nt_error *err) NT_CHECKED;
+void
+ph_loops_free(ph_loops *loops);
 
 #endif

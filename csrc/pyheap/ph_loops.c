@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ph_loops.h"
+#include "ph_join.h"
 
 #include <string.h>
 
 #include "base/nt_map.h"
 #include "base/nt_sort.h"
-#include "ph_join.h"
 
 /* References of one component that a shortest way round is looked for through. */
 #define MOST_TRIED 8
@@ -77,8 +76,7 @@ loop_entry_of(loop_search *s, uint32_t component, loop_entry **out, nt_error *er
     uint32_t at = nt_map_find(&s->index, component);
     if (at == NT_NONE) {
         at = (uint32_t)s->count;
-        NT_TRY(nt_grow(&s->alloc, (void **)&s->entries, &s->capacity, s->count + 1,
-                       sizeof *s->entries, err));
+        NT_TRY(NT_GROW(&s->alloc, s->entries, s->capacity, s->count + 1, err));
         NT_TRY(nt_map_set(&s->index, component, at, err));
         s->entries[s->count++] = (loop_entry){.component = component};
     }
@@ -95,11 +93,9 @@ loop_is_inner(const loop_search *s, const ph_link *link)
            component == s->component[link->target];
 }
 
-/*
- * Whether the collector would see a link once all else let go of the cycle. It is shown
+/* Whether the collector would see a link once all else let go of the cycle. It is shown
  * a tensor's hooks, and the ctx of a Function written in Python, as soon as nothing but
- * the tensor holds the one, and nothing in C++ the other.
- */
+ * the tensor holds the one, and nothing in C++ the other. */
 static bool
 loop_shows(const loop_search *s, const ph_link *link)
 {
@@ -244,8 +240,8 @@ loop_add_tensor(loop_search *s, uint32_t node, nt_error *err)
 
 /* ---- the way round --------------------------------------------------------------- */
 
-/* The shortest way from the link's target to its source inside of the component, put
- * to the end of `queue`'s room backwards; returns its length, 0 where there is none. */
+/* The shortest way from the link's target to its source inside of the component, put to
+ * the end of `queue`'s room backwards; returns its length, 0 where there is none. */
 static uint32_t
 loop_way(loop_search *s, const ph_link *link, uint32_t *way, uint32_t room)
 {
@@ -386,7 +382,7 @@ loop_describe_all(loop_search *s, uint32_t most, ph_loops *out, nt_error *err)
         }
     }
 done:
-    nt_release(&s->alloc, order, s->count * sizeof *order);
+    NT_RELEASE(&s->alloc, order, s->count);
     return status;
 }
 
@@ -485,7 +481,7 @@ ph_loops_find(const ph_join *join, uint32_t most, ph_loops **out, nt_error *err)
     nt_release(&s.alloc, s.inner, bytes);
     nt_release(&s.alloc, s.before, bytes);
     nt_release(&s.alloc, s.queue, bytes);
-    nt_release(&s.alloc, s.entries, s.capacity * sizeof *s.entries);
+    NT_RELEASE(&s.alloc, s.entries, s.capacity);
     nt_map_clear(&s.index);
     nt_map_clear(&s.storages);
     nt_bitset_clear(&s.within);

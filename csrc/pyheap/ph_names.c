@@ -8,7 +8,6 @@
 #include "py_compat_objects.h"
 #include "structmember.h"
 #include "frameobject.h"
-#include "ph_fields.h"
 #include "ph_tensor.h"
 
 /* A terminated UTF-8 text in the caller's buffer of `size` bytes, at least 8. What does
@@ -630,9 +629,8 @@ typedef struct builtin_order {
 } builtin_order;
 
 static int
-builtin_count_visit(PyObject *target, void *ctx)
+builtin_count_visit(PyObject *Py_UNUSED(target), void *ctx)
 {
-    (void)target;
     ++*(Py_ssize_t *)ctx;
     return 0;
 }
@@ -1035,9 +1033,8 @@ typedef struct names_found {
 } names_found;
 
 static int
-names_keep(void *ctx, PyObject *target, ph_edge_kind kind, const char *name)
+names_keep(void *ctx, PyObject *Py_UNUSED(target), ph_edge_kind kind, const char *name)
 {
-    (void)target;
     names_found *found = ctx;
     found->kind = kind;
     const size_t length = strlen(name);
@@ -1198,10 +1195,8 @@ label_code(PyObject *object)
     return code != NULL && PyCode_Check(code) ? (PyCodeObject *)code : NULL;
 }
 
-/*
- * The first function that a class's body defines. A decorated one has its decorator's
- * code under another name, and a generated one has no file; both names are interned.
- */
+/* The first function that a class's body defines. A decorated one has its decorator's
+ * code under another name, and a generated one has no file; both names are interned. */
 static PyCodeObject *
 label_class_code(PyTypeObject *type)
 {

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What a reference from one object to another is called, and what an object is, in
+/* What a reference from one object to another is called, and what an object is, in
  * words for a reader. Read from the objects' memory through C functions that run
  * nobody's Python: no __eq__, __hash__, __repr__, __getattr__, and no new Python
- * object. GIL held.
- */
+ * object. GIL held. */
 #ifndef PH_NAMES_H
 #define PH_NAMES_H
 
@@ -49,42 +47,34 @@ typedef enum ph_edge_kind {
 typedef int (*ph_names_visit)(void *ctx, PyObject *target, ph_edge_kind kind,
                               const char *name);
 
-/*
- * Learns where built-in types keep their fields and checks on objects with known
+/* Learns where built-in types keep their fields and checks on objects with known
  * contents that inline attributes and frames lie where they are looked for. Before it,
  * and where a check fails, those have no names; the rest does. NT_REFUSED, with the
  * reason, only where the probes themselves can't be made. Runs Python and makes
- * objects. Cheap when called again.
- */
+ * objects. Cheap when called again. */
 nt_status
 ph_names_prepare(nt_error *err) NT_CHECKED;
 
-/*
- * Calls `visit` for every reference of `source` that has a name, the same target as
+/* Calls `visit` for every reference of `source` that has a name, the same target as
  * often as it is held. A reference that tp_traverse shows and this does not is
- * PH_EDGE_OTHER to the reader; a running frame's variables are named though
- * tp_traverse hides them. Returns what ended the round, or 0.
- */
+ * PH_EDGE_OTHER to the reader; a running frame's variables are named though tp_traverse
+ * hides them. Returns what ended the round, or 0. */
 int
 ph_names_each(PyObject *source, ph_names_visit visit, void *ctx);
 
-/*
- * The first name of the reference from `source` to `target`, a name proper rather than
+/* The first name of the reference from `source` to `target`, a name proper rather than
  * "__class__". False, with PH_EDGE_OTHER and "", where it has none. Other references
  * are passed over without their names being spelt, so this is the one for large
- * containers.
- */
+ * containers. */
 bool
 ph_names_find(PyObject *source, PyObject *target, ph_edge_kind *kind,
               char name[PH_NAME_BYTES]);
 
-/*
- * The name of the reference from `owner` to `target` through `container`, where that is
+/* The name of the reference from `owner` to `target` through `container`, where that is
  * only how Python keeps what a reader thinks of as the owner's own: through __dict__ an
  * attribute, a module's global, a class attribute; through __closure__ the cell with
  * its variable's name; through __defaults__ or __kwdefaults__ a default; through
- * __globals__ a global. False, with the outputs untouched, for any other container.
- */
+ * __globals__ a global. False, with the outputs untouched, for any other container. */
 bool
 ph_names_through(PyObject *owner, PyObject *container, PyObject *target,
                  ph_edge_kind *kind, char name[PH_NAME_BYTES]);

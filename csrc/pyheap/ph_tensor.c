@@ -1,23 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Where torch keeps what, in bytes from the beginning of each object, and how that is
+/* Where torch keeps what, in bytes from the beginning of each object, and how that is
  * found out.
  *
  *     PyObject ── cdata ──> TensorImpl ── storage ──> StorageImpl
  *                              │  sizes, numel,          data, size, device
  *                              │  dtype, device
- *                              └─ autograd ──> AutogradMeta: grad_fn, requires_grad
- */
+ *                              └─ autograd ──> AutogradMeta: grad_fn, requires_grad */
 #include "ph_tensor.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "ph_fields.h"
-
-/* torch keeps sizes and strides of up to this many dimensions inside of the tensor:
- * a count, then the sizes, then the strides, each with room for five; more of them lie
+/* torch keeps sizes and strides of up to this many dimensions inside of the tensor: a
+ * count, then the sizes, then the strides, each with room for five; more of them lie
  * behind a pointer, the sizes first. */
 #define PH_LAYOUT_INLINE 5
 #define PH_DTYPES 256
@@ -83,14 +79,12 @@ ph_load_pointer(const uint8_t *at)
 
 /* ---- finding the layout ---------------------------------------------------------- */
 
-/*
- * Finding torch's layout: for each field the bytes of all probes are compared with
- * what torch says of them, from the object's beginning on, and the first place that
- * fits every probe is the field's. No more of an object is looked at than up to that
- * place, so that nothing outside of it is read unless torch has a field that is not
- * there at all; then the search ends within a window that is shorter than any of these
- * objects.
- */
+/* Finding torch's layout: for each field the bytes of all probes are compared with what
+ * torch says of them, from the object's beginning on, and the first place that fits
+ * every probe is the field's. No more of an object is looked at than up to that place,
+ * so that nothing outside of it is read unless torch has a field that is not there at
+ * all; then the search ends within a window that is shorter than any of these
+ * objects. */
 
 #define MOST_DIMS 12
 #define NOT_FOUND SIZE_MAX
@@ -827,12 +821,10 @@ ph_tensor_prepare(nt_error *err)
 
 /* ---- nodes of PyTorch's graph ---------------------------------------------------- */
 
-/*
- * Python's object for a node holds its address right behind the object's own head. A
+/* Python's object for a node holds its address right behind the object's own head. A
  * list of hooks is three words, first, end and end of room, all 0 while it is empty;
  * each entry is the address of an object of C++ that begins with the address of its
- * class's table, and then the dict.
- */
+ * class's table, and then the dict. */
 #define NODE_AT (sizeof(PyObject))
 
 /* Words of a node that are looked at: any node is larger, its lists lie before what its
@@ -978,6 +970,93 @@ ph_node_each_hooks(PyObject *node, ph_node_visit visit, void *ctx)
     }
     for (int i = 0; i < PH_NODE_LISTS; i++) {
         const int stop = node_each_in_list(node_address(node), i, visit, ctx);
+        if (stop != 0) {
+            return stop;
+        }
+    }
+    return 0;
+}
+
+/* ---- fields of types that publish none ------------------------------------------- */
+
+#define MOST_FIELDS 128
+#define FIELD_NAME_BYTES 32
+
+typedef struct learnt_field {
+    PyTypeObject *type; /* owned for good, so that no other type gets its address */
+    size_t offset;
+    unsigned proofs;
+    bool wrong;
+    char name[FIELD_NAME_BYTES];
+} learnt_field;
+
+static learnt_field learnt_fields[MOST_FIELDS];
+static size_t learnt_count;
+
+/* The one place in an object's own memory where `target` stands; 0 where there is none
+ * or more than one. */
+static size_t
+fields_offset(PyObject *probe, PyObject *target)
+{
+    size_t found = 0;
+    const size_t size = (size_t)Py_TYPE(probe)->tp_basicsize;
+    for (size_t at = sizeof(PyObject); at + sizeof(void *) <= size;
+         at += sizeof(void *)) {
+        if (*(PyObject **)((char *)probe + at) == target) {
+            if (found != 0) {
+                return 0;
+            }
+            found = at;
+        }
+    }
+    return found;
+}
+
+static learnt_field *
+fields_entry(PyTypeObject *type, const char *name)
+{
+    for (size_t at = 0; at < learnt_count; at++) {
+        learnt_field *field = &learnt_fields[at];
+        if (field->type == type && strcmp(field->name, name) == 0) {
+            return field;
+        }
+    }
+    if (learnt_count == MOST_FIELDS || strlen(name) >= FIELD_NAME_BYTES) {
+        return NULL;
+    }
+    learnt_field *field = &learnt_fields[learnt_count++];
+    *field = (learnt_field){.type = type};
+    Py_INCREF(type);
+    memcpy(field->name, name, strlen(name) + 1);
+    return field;
+}
+
+void
+ph_fields_learn(PyObject *probe, const char *name, PyObject *target)
+{
+    const size_t offset = fields_offset(probe, target);
+    learnt_field *field = fields_entry(Py_TYPE(probe), name);
+    if (field == NULL) {
+        return;
+    }
+    if (offset == 0 || (field->proofs > 0 && field->offset != offset)) {
+        field->wrong = true;
+    }
+    field->offset = offset;
+    field->proofs++;
+}
+
+int
+ph_fields_each(PyObject *object, const PyTypeObject *type, ph_fields_visit visit,
+               void *ctx)
+{
+    for (size_t at = 0; at < learnt_count; at++) {
+        const learnt_field *field = &learnt_fields[at];
+        if (field->type != type || field->wrong || field->proofs < 2) {
+            continue;
+        }
+        PyObject *target = *(PyObject **)((char *)object + field->offset);
+        const int stop = visit(ctx, field->name, target);
         if (stop != 0) {
             return stop;
         }

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What a tensor is, read from its memory: no getter, no __torch_function__, nobody's
+/* What a tensor is, read from its memory: no getter, no __torch_function__, nobody's
  * Python runs, no Python object is made. Where the fields lie is learnt from torch
  * itself: probes with known facts are compared with the bytes of their TensorImpl and
- * StorageImpl, so that no header of torch is needed and a layout that is not
- * understood is refused. GIL held.
- */
+ * StorageImpl, so that no header of torch is needed and a layout that is not understood
+ * is refused. GIL held. */
 #ifndef PH_TENSOR_H
 #define PH_TENSOR_H
 
@@ -39,13 +37,11 @@ typedef struct ph_tensor {
     uint64_t use_count;     /* strong C++ references to the TensorImpl; 0: unknown */
 } ph_tensor;
 
-/*
- * Learns the layout from the torch that is imported (sys.modules["torch"]; importing
- * it is the caller's business) and checks it on other probes than those it was learnt
+/* Learns the layout from the torch that is imported (sys.modules["torch"]; importing it
+ * is the caller's business) and checks it on other probes than those it was learnt
  * from. NT_REFUSED with the reason where it can't be learnt. Runs Python and makes a
  * few hundred small tensors on the CPU and on "meta", no context on any device. Cheap
- * when called again.
- */
+ * when called again. */
 nt_status
 ph_tensor_prepare(nt_error *err) NT_CHECKED;
 
@@ -63,12 +59,10 @@ ph_tensor_check(PyObject *object);
 bool
 ph_tensor_check_node(PyObject *object);
 
-/*
- * The facts of an object for which ph_tensor_check holds, as they lie in memory: a
+/* The facts of an object for which ph_tensor_check holds, as they lie in memory: a
  * FakeTensor is on "meta", a wrapper has what the wrapper itself has, sizes that are
  * symbols are not known. False where it has no TensorImpl (half built, or already torn
- * down).
- */
+ * down). */
 bool
 ph_tensor_read(PyObject *object, ph_tensor *out);
 
@@ -83,13 +77,9 @@ ph_tensor_device_name(int16_t device_type);
 
 /* ---- nodes of PyTorch's graph ---------------------------------------------------- */
 
-/*
- * The hooks of a node of PyTorch's graph that is written in C++: dicts of Python that
+/* The hooks of a node of PyTorch's graph that is written in C++: dicts of Python that
  * nothing shows. Where a node keeps its lists of hooks is learnt from a node whose
- * memory is compared before and after hooks were put there.
- */
-
-#define PY_SSIZE_T_CLEAN
+ * memory is compared before and after hooks were put there. */
 
 /* The lists: hooks before the node runs, after it, and of the tensor that it made. */
 #define PH_NODE_LISTS 3
@@ -111,5 +101,26 @@ typedef int (*ph_node_visit)(void *ctx, int list, PyObject *dict);
  * node, or nothing was learnt. Returns what ended the round, or 0. */
 int
 ph_node_each_hooks(PyObject *node, ph_node_visit visit, void *ctx);
+
+/* ---- fields of types that publish none ------------------------------------------- */
+
+/* Fields of types that publish neither a struct nor members. An object of the type is
+ * made around known things, and the words of its memory are compared with their
+ * addresses: a field lies where its target is found at one place only, and at the same
+ * one in a second object. GIL held. */
+
+/* Learns that an object of this type holds `target` in a field of that name. Learnt
+ * twice with different places, or at no single place, it is not believed. */
+void
+ph_fields_learn(PyObject *probe, const char *name, PyObject *target);
+
+/* Not 0 ends the round; `target` may be NULL. */
+typedef int (*ph_fields_visit)(void *ctx, const char *name, PyObject *target);
+
+/* What an object holds in the fields that were learnt of `type`, its own or a base.
+ * Returns what ended the round, or 0. */
+int
+ph_fields_each(PyObject *object, const PyTypeObject *type, ph_fields_visit visit,
+               void *ctx);
 
 #endif

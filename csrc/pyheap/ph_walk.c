@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A walk's arrays, and the index that turns an address into a node
+/* A walk's arrays, and the index that turns an address into a node
  * without touching the object.
  *
  * Few objects: a hash table of 32-bit words, a part of the hash beside the node, so
@@ -12,8 +11,7 @@
  * found through a hash table of chunks. Beside every 64 bits stands their rank, the
  * number of bits before them: node = rank + bits before the object's own.
  *
- *     address   | chunk number  | word, 4 bits | bit, 6 bits | 4 bits |
- */
+ *     address   | chunk number  | word, 4 bits | bit, 6 bits | 4 bits | */
 #include "ph_walk.h"
 
 #include <string.h>
@@ -195,10 +193,8 @@ walk_find_chunked(const walk_index *index, uintptr_t address)
                : word->rank + (uint32_t)__builtin_popcountll(word->bits & (bit - 1));
 }
 
-/*
- * Memory for `need` elements, whose old content is lost where it has to grow. An array
- * that is large enough keeps what it has.
- */
+/* Memory for `need` elements, whose old content is lost where it has to grow. An array
+ * that is large enough keeps what it has. */
 static nt_status
 walk_reserve(ph_heap *heap, void **array, size_t *capacity, size_t need, size_t element,
              nt_error *err)
@@ -228,7 +224,6 @@ walk_reserve(ph_heap *heap, void **array, size_t *capacity, size_t need, size_t 
 /* The first chunks' room; a small program has some hundred. */
 #define INDEX_FIRST_CHUNKS 256
 
-/* Empties the index. */
 static void
 walk_index_reset(walk_index *index)
 {
@@ -242,13 +237,10 @@ static void
 walk_index_free(ph_heap *heap)
 {
     walk_index *index = &heap->index;
-    nt_release(&heap->alloc, index->nodes.items,
-               index->nodes.capacity * sizeof(uint32_t));
-    nt_release(&heap->alloc, index->slots.items,
-               index->slots.capacity * sizeof(uint64_t));
-    nt_release(&heap->alloc, index->words, index->word_capacity * sizeof(walk_word));
-    nt_release(&heap->alloc, index->numbers,
-               index->number_capacity * sizeof(uintptr_t));
+    NT_RELEASE(&heap->alloc, index->nodes.items, index->nodes.capacity);
+    NT_RELEASE(&heap->alloc, index->slots.items, index->slots.capacity);
+    NT_RELEASE(&heap->alloc, index->words, index->word_capacity);
+    NT_RELEASE(&heap->alloc, index->numbers, index->number_capacity);
 }
 
 /* Slots for `count` keys: a power of two, at most half of them used. */
@@ -320,10 +312,10 @@ index_make_room(ph_heap *heap, nt_error *err)
             index_put(&index->slots, index->numbers[i], i);
         }
     }
-    NT_TRY(nt_grow(&heap->alloc, (void **)&index->numbers, &index->number_capacity,
-                   count + (size_t)1, sizeof(uintptr_t), err));
-    return nt_grow(&heap->alloc, (void **)&index->words, &index->word_capacity,
-                   (count + (size_t)1) * WALK_CHUNK_WORDS, sizeof(walk_word), err);
+    NT_TRY(NT_GROW(&heap->alloc, index->numbers, index->number_capacity,
+                   count + (size_t)1, err));
+    return NT_GROW(&heap->alloc, index->words, index->word_capacity,
+                   (count + (size_t)1) * WALK_CHUNK_WORDS, err);
 }
 
 /* The chunk of this number, made if there is none. */
@@ -468,10 +460,8 @@ edges_expands(PyObject *object)
             PyDict_CheckExact(object));
 }
 
-/*
- * The round over all objects. `visit` and `find` do the same; `find` is for exact
- * lists and tuples, the most frequent containers, whose tp_traverse is this loop.
- */
+/* The round over all objects. `visit` and `find` do the same; `find` is for exact lists
+ * and tuples, the most frequent containers, whose tp_traverse is this loop. */
 static inline __attribute__((always_inline)) void
 edges_each(edges_round *round, visitproc visit, py_compat_borrowed_visit give_back,
            uint32_t (*find)(const walk_index *, uintptr_t))
@@ -586,7 +576,6 @@ edges_choose(edges_round *round)
     edges_each_chunked(round);
 }
 
-/* Fills graph and refs by one tp_traverse of each object. */
 static nt_status
 walk_find_edges(ph_heap *heap, nt_error *err)
 {
@@ -645,9 +634,8 @@ leaves_visit(PyObject *object, void *arg)
         return 0;
     }
     word->bits |= walk_bit_of(address);
-    round->status =
-        nt_grow(&round->heap->alloc, (void **)&round->found, &round->capacity,
-                round->count + 1, sizeof(PyObject *), round->err);
+    round->status = NT_GROW(&round->heap->alloc, round->found, round->capacity,
+                            round->count + 1, round->err);
     if (round->status != NT_OK) {
         return -1;
     }
@@ -696,7 +684,7 @@ walk_find_leaves(ph_heap *heap, nt_error *err)
     }
 
 done:
-    nt_release(&heap->alloc, round.found, round.capacity * sizeof(PyObject *));
+    NT_RELEASE(&heap->alloc, round.found, round.capacity);
     return status;
 }
 
@@ -718,7 +706,6 @@ ph_walk_prepare(nt_error *err)
 
 /* ---- collecting the nodes -------------------------------------------------------- */
 
-/* Turns to chunks: sets the bits of the objects that were listed. */
 static nt_status
 walk_to_chunks(ph_heap *heap, nt_error *err)
 {
@@ -754,10 +741,8 @@ walk_set_bit(ph_heap *heap, walk_end *end, const ph_gc_link *link, nt_error *err
     return NT_OK;
 }
 
-/*
- * Sets the bits of the rest of a list, from `link` on, from both ends at a time: each
- * step along a list waits for memory, and so two waits overlap.
- */
+/* Sets the bits of the rest of a list, from `link` on, from both ends at a time: each
+ * step along a list waits for memory, and so two waits overlap. */
 static nt_status
 walk_list_chunked(ph_heap *heap, const ph_gc_link *link, const ph_gc_link *head,
                   uintptr_t *low_bits, nt_error *err)
@@ -811,7 +796,6 @@ walk_list_hashed(ph_heap *heap, const ph_gc_link *link, const ph_gc_link *head,
     return link;
 }
 
-/* Takes the objects of one of the collector's lists. */
 static nt_status
 walk_list(ph_heap *heap, const ph_gc_link *head, uintptr_t *low_bits, nt_error *err)
 {
@@ -876,14 +860,12 @@ walk_release(ph_heap *heap)
 {
     const nt_alloc alloc = heap->alloc;
     walk_index_free(heap);
-    nt_release(&alloc, heap->objects, heap->object_capacity * sizeof(PyObject *));
-    nt_release(&alloc, heap->refs, heap->ref_capacity * sizeof(uint32_t));
-    nt_release(&alloc, heap->graph.first, heap->first_capacity * sizeof(uint32_t));
-    nt_release(&alloc, heap->graph.targets, heap->target_capacity * sizeof(uint32_t));
-    nt_release(&alloc, heap->scratch.marks,
-               heap->scratch.mark_capacity * sizeof(uint64_t));
-    nt_release(&alloc, heap->scratch.stack,
-               heap->scratch.stack_capacity * sizeof(uint32_t));
+    NT_RELEASE(&alloc, heap->objects, heap->object_capacity);
+    NT_RELEASE(&alloc, heap->refs, heap->ref_capacity);
+    NT_RELEASE(&alloc, heap->graph.first, heap->first_capacity);
+    NT_RELEASE(&alloc, heap->graph.targets, heap->target_capacity);
+    NT_RELEASE(&alloc, heap->scratch.marks, heap->scratch.mark_capacity);
+    NT_RELEASE(&alloc, heap->scratch.stack, heap->scratch.stack_capacity);
     const nt_alloc system = nt_alloc_system();
     nt_release(&system, heap, sizeof *heap);
 }
@@ -1013,8 +995,8 @@ walk_mark_roots(const ph_heap *heap, uint64_t *marks)
     return roots;
 }
 
-/* Marks what the roots reach. `left` nodes are not marked yet; returns how many are
- * not at the end. `stack` has room for `left`. */
+/* Marks what the roots reach. `left` nodes are not marked yet; returns how many are not
+ * at the end. `stack` has room for `left`. */
 static uint32_t
 walk_mark_reached(const ph_heap *heap, uint64_t *marks, uint32_t *stack, uint32_t left)
 {

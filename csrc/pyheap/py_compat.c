@@ -15,15 +15,13 @@
 #define COMPAT_KNOWN 0
 #endif
 
-/*
- * The collector's state lies within the interpreter's. In it each generation is a head
+/* The collector's state lies within the interpreter's. In it each generation is a head
  * and, somewhere behind it, two numbers, the threshold and a count; the generations are
  * an array; the head of what is frozen is near them.
  *
  *     first                    stride
  *     |----------------------->|----------------->|
- *     state of an interpreter  generation 0       generation 1     ...     frozen
- */
+ *     state of an interpreter  generation 0       generation 1     ...     frozen */
 typedef struct compat_places {
     uintptr_t first;  /* bytes from an interpreter's state to generation 0; 0: not
                        * learnt yet */
@@ -50,8 +48,8 @@ compat_refuse(nt_error *err, const char *what)
 
 #if COMPAT_KNOWN
 
-/* A list longer than this is believed without being counted: the gc module would make
- * a list of as many objects for it. */
+/* A list longer than this is believed without being counted: the gc module would make a
+ * list of as many objects for it. */
 #define COMPAT_MOST_COUNTED 200000
 
 /* Python code in an audit hook, or another thread, may come between two counts. */

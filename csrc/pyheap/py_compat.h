@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The lists of the garbage collector, for builds of CPython with the GIL from 3.10 on.
+/* The lists of the garbage collector, for builds of CPython with the GIL from 3.10 on.
  * Where they lie differs between versions, patch releases too, and is learnt from the
- * running interpreter: no offset is written here. GIL held throughout.
- */
+ * running interpreter: no offset is written here. GIL held throughout. */
 #ifndef PY_COMPAT_H
 #define PY_COMPAT_H
 
@@ -28,14 +26,12 @@ typedef struct ph_gc_lists {
     const ph_gc_link *frozen; /* what gc.freeze set aside */
 } ph_gc_lists;
 
-/*
- * Finds the lists of the running interpreter. The list that a new object is appended to
+/* Finds the lists of the running interpreter. The list that a new object is appended to
  * is generation 0; the other heads are looked for near it, and each has to prove
  * itself: a closed ring of as many links as the gc module counts objects, and beside
  * the heads of the generations their thresholds. NT_REFUSED with the reason where there
  * is no such place, or more than one. Creates Python objects; never leaves an exception
- * set. Nearly free once it has succeeded in an interpreter.
- */
+ * set. Nearly free once it has succeeded in an interpreter. */
 nt_status
 ph_gc_prepare(nt_error *err) NT_CHECKED;
 
@@ -69,8 +65,8 @@ ph_gc_is_tracked(const PyObject *object)
     return ((const ph_gc_link *)object - 1)->next != 0;
 }
 
-/* Whether the modules of an ending interpreter are being taken apart: from there on
- * no Python function can be relied on. */
+/* Whether the modules of an ending interpreter are being taken apart: from there on no
+ * Python function can be relied on. */
 bool
 ph_is_tearing_down(void);
 

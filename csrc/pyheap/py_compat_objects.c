@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The only file that includes the interpreter's own headers. They say where things lie;
- * nothing is laid out here a second time. 3.10 has all of it in its public headers.
- */
+/* The only file that includes the interpreter's own headers. They say where things lie;
+ * nothing is laid out here a second time. 3.10 has all of it in its public headers. */
 #if !defined(Py_BUILD_CORE)
 #define Py_BUILD_CORE 1 /* the internal headers refuse everybody else */
 #endif
@@ -71,11 +69,10 @@ py_compat_instance_dict(PyObject *object)
 }
 
 int
-py_compat_each_inline(PyObject *object, py_compat_visit visit, void *ctx)
+py_compat_each_inline(PyObject *Py_UNUSED(object), py_compat_visit visit,
+                      void *Py_UNUSED(ctx))
 {
-    (void)object;
     (void)visit;
-    (void)ctx;
     return 0;
 }
 
@@ -158,9 +155,8 @@ py_compat_each_inline(PyObject *object, py_compat_visit visit, void *ctx)
 #if !PY_COMPAT_OBJECTS_KNOWN
 
 bool
-py_compat_frame_read(PyObject *object, py_compat_frame *out)
+py_compat_frame_read(PyObject *Py_UNUSED(object), py_compat_frame *out)
 {
-    (void)object;
     (void)out;
     return false;
 }
@@ -175,9 +171,8 @@ py_compat_frame_value(const py_compat_frame *frame, Py_ssize_t at, bool *held)
 }
 
 void
-py_compat_generator_read(PyObject *object, py_compat_generator *out)
+py_compat_generator_read(PyObject *Py_UNUSED(object), py_compat_generator *out)
 {
-    (void)object;
     *out = (py_compat_generator){.name = NULL};
 }
 
@@ -515,11 +510,10 @@ py_compat_check_borrowed(nt_error *err)
 #else
 
 void
-py_compat_each_borrowed(PyObject *object, py_compat_borrowed_visit visit, void *ctx)
+py_compat_each_borrowed(PyObject *Py_UNUSED(object), py_compat_borrowed_visit visit,
+                        void *Py_UNUSED(ctx))
 {
-    (void)object;
     (void)visit;
-    (void)ctx;
 }
 
 nt_status
@@ -543,20 +537,20 @@ py_compat_check_frames(nt_error *err)
 }
 
 int
-py_compat_each_frame(PyThreadState *thread, py_compat_frame_visit visit, void *ctx)
+py_compat_each_frame(PyThreadState *thread, py_compat_frame_visit visit,
+                     void *Py_UNUSED(ctx))
 {
     (void)thread;
     (void)visit;
-    (void)ctx;
     return 0;
 }
 
 int
-py_compat_each_held(PyThreadState *thread, py_compat_thread_visit visit, void *ctx)
+py_compat_each_held(PyThreadState *thread, py_compat_thread_visit visit,
+                    void *Py_UNUSED(ctx))
 {
     (void)thread;
     (void)visit;
-    (void)ctx;
     return 0;
 }
 

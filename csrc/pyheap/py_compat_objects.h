@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What is inside Python's objects, where public headers don't say: attributes
- * kept as inline values, managed dicts, the variables of frames and generators. The
- * places come from the headers of the Python that this is compiled for. Nothing here
- * makes an object, runs Python or keeps a reference; all results are borrowed. GIL
- * held. For an interpreter that is not known everything is empty.
- */
+/* What is inside Python's objects, where public headers don't say: attributes kept as
+ * inline values, managed dicts, the variables of frames and generators. The places come
+ * from the headers of the Python that this is compiled for. Nothing here makes an
+ * object, runs Python or keeps a reference; all results are borrowed. GIL held. For an
+ * interpreter that is not known everything is empty. */
 #ifndef PY_COMPAT_OBJECTS_H
 #define PY_COMPAT_OBJECTS_H
 
@@ -81,11 +79,9 @@ typedef struct py_compat_generator {
 void
 py_compat_generator_read(PyObject *object, py_compat_generator *out);
 
-/*
- * From 3.14 on a frame's operands may be borrowed from its variables. tp_traverse shows
+/* From 3.14 on a frame's operands may be borrowed from its variables. tp_traverse shows
  * them as if they were held, and only the collector can tell them apart: code that
- * counts references has to give these back.
- */
+ * counts references has to give these back. */
 #define PY_COMPAT_BORROWS (PY_COMPAT_OBJECTS_KNOWN && PY_VERSION_HEX >= 0x030E0000)
 
 typedef void (*py_compat_borrowed_visit)(void *ctx, PyObject *borrowed);

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The parts of `_torch`, the shim between PyTorch's allocators and the core. `common`
+/* The parts of `_torch`, the shim between PyTorch's allocators and the core. `common`
  * is what every build has: the core's functions, the mode word, the clock, stacks, the
  * facts of OOMs. The `backend` is nt_torch_cuda.cpp where torch is built for CUDA and
  * nt_torch_cpu.cpp elsewhere. Backend functions throw `std::exception`s with a reason
- * unless they are noexcept; the module turns them into Python's.
- */
+ * unless they are noexcept; the module turns them into Python's. */
 #ifndef NT_TORCH_HPP
 #define NT_TORCH_HPP
 
@@ -37,8 +35,8 @@ constexpr int MOST_DEVICES = 64;
 /* The core's functions; set when the module is imported, before anything else. */
 extern const nt_live_api *core;
 
-/* What the trackers do, in one word: 0 nothing, else bit 0 with the number of frames
- * to keep in the bits from 8 on. Written by the backend. */
+/* What the trackers do, in one word: 0 nothing, else bit 0 with the number of frames to
+ * keep in the bits from 8 on. Written by the backend. */
 extern std::atomic<uint32_t> mode_word;
 
 inline uint32_t
@@ -85,11 +83,10 @@ stack_now(nt_ring *ring, unsigned frames) noexcept
     return core->ring_add_stack(ring, found, count, print, frames_describe);
 }
 
-/*
- * A ring that another takes the place of stays while a layout may read it. A thread
+/* A ring that another takes the place of stays while a layout may read it. A thread
  * that takes a layout holds all rings from before it looks for one until it releases
- * them. Any thread; what these need of locks is taken after a backend's, never before.
- */
+ * them. Any thread; what these need of locks is taken after a backend's, never
+ * before. */
 void
 rings_hold();
 /* Ends what the calling thread holds, all of it at once. */
@@ -114,11 +111,9 @@ module_calls_type() noexcept;
 PyObject *
 module_text(PyObject *, PyObject *text);
 
-/*
- * Lets the child of a fork go on, without recording: the forking thread has every lock
+/* Lets the child of a fork go on, without recording: the forking thread has every lock
  * of the hooks while the process is copied, so that none stays with a thread that is
- * not there. Once, when the module is imported.
- */
+ * not there. Once, when the module is imported. */
 void
 fork_begin();
 
@@ -143,11 +138,9 @@ struct oom_fact {
 /* OOMs that are remembered. */
 constexpr size_t MOST_OOM_FACTS = 32;
 
-/*
- * Notes an OOM: remembers it, counts it, makes the descriptor readable, then calls the
+/* Notes an OOM: remembers it, counts it, makes the descriptor readable, then calls the
  * Python callable that `oom_listen` was given, if any. Never throws; takes the GIL for
- * the callable only, whose exceptions are kept as text.
- */
+ * the callable only, whose exceptions are kept as text. */
 void
 oom_note(int64_t device, uint64_t asked, uint64_t total, uint64_t free) noexcept;
 /* OOMs of a device; -1: of all. */

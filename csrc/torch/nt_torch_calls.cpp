@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * `_torch.ModuleCalls`: the calls of modules, marked while they run. It does what
- * PyTorch's `Module.__call__` does, and raises nothing but what the module raises, or
- * a handler of a signal.
- */
+/* `_torch.ModuleCalls`: the calls of modules, marked while they run. It does what
+ * PyTorch's `Module.__call__` does, and raises nothing but what the module raises, or a
+ * handler of a signal. */
 #include "nt_torch.hpp"
 #include "nt_torch_marks.hpp"
 

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The backend for torch built for the CPU. c10 reports the CPU allocator's calls to the
+/* The backend for torch built for the CPU. c10 reports the CPU allocator's calls to the
  * object in the slot PROFILER_STATE of the calling thread's debug information, which
  * PyTorch hands on to the threads that work for it (backward, at::launch).
  *
  * PyTorch believes that everything in the slot is a ProfilerStateBase: the watch is
  * one, of a profiler that is switched off. A profiler refuses to start where the slot
  * is taken, and so the Python side takes the watch out before, and puts it back after.
- * c10's running total shows that reports went elsewhere.
- */
+ * c10's running total shows that reports went elsewhere. */
 #include "nt_torch.hpp"
 
 #if !NT_TORCH_CUDA
@@ -39,11 +37,9 @@ const char *const backend_name = "cpu";
 namespace
 {
 
-/*
- * What c10 reports of the CPU's allocator, and to whom. Releases of torch may differ in
+/* What c10 reports of the CPU's allocator, and to whom. Releases of torch may differ in
  * it: what a compiler can see of that is asserted here, and `backend_differs` tries out
- * the rest in the torch that runs.
- */
+ * the rest in the torch that runs. */
 using c10::DebugInfoKind;
 using c10::ThreadLocalDebugInfo;
 using c10_reporting = c10::MemoryReportingInfoBase;

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The backend for torch built for CUDA. PyTorch calls the tracker under the lock of the
+/* The backend for torch built for CUDA. PyTorch calls the tracker under the lock of the
  * event's device, which makes each ring a ring of one producer. Neither tracker nor
- * observer can be detached, and so each is attached once and obeys the mode word.
- */
+ * observer can be detached, and so each is attached once and obeys the mode word. */
 #include "nt_torch.hpp"
 
 #if NT_TORCH_CUDA
@@ -258,8 +256,8 @@ on_marker(const trace_entry &event, uint32_t mode) noexcept
     }
 }
 
-/* Whether the allocator asked this of itself, and frees it again at once: releases
- * that have internal_metadata_ (2.15) say so. */
+/* Whether the allocator asked this of itself, and frees it again at once: releases that
+ * have internal_metadata_ (2.15) say so. */
 template <typename entry>
 auto
 is_internal(const entry &event, int) noexcept

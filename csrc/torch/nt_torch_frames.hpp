@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The Python frames of the calling thread, read from its own chain without the GIL. The
+/* The Python frames of the calling thread, read from its own chain without the GIL. The
  * thread is stopped in C, so that the chain stands still and keeps its code objects
  * alive; nothing is written and no reference is taken. Knows CPython 3.10 to 3.15 with
- * the GIL; elsewhere `frames_refused` says why not.
- */
+ * the GIL; elsewhere `frames_refused` says why not. */
 #ifndef NT_TORCH_FRAMES_HPP
 #define NT_TORCH_FRAMES_HPP
 
@@ -28,10 +26,8 @@ frames_walk(nt_ring_frame *out, size_t most) noexcept;
 int
 frames_describe(uint64_t code, nt_ring_code *out) noexcept;
 
-/*
- * Holds what `frames_walk` finds in the calling thread against what Python itself says
- * of the same frames; needs the GIL. Nullptr if they agree, and else what differs.
- */
+/* Holds what `frames_walk` finds in the calling thread against what Python itself says
+ * of the same frames; needs the GIL. Nullptr if they agree, and else what differs. */
 const char *
 frames_differ() noexcept;
 

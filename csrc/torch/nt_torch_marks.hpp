@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Which module an allocation is made for. In a forward pass it is the module that runs
+/* Which module an allocation is made for. In a forward pass it is the module that runs
  * in the thread. In a backward pass it is the one that made the node of the graph that
  * runs: a node's number, which its thread counted, tells what ran when it was made.
  *
  * Nothing here takes the GIL or calls an allocator's function, so that a tracker may
- * ask under an allocator's lock.
- */
+ * ask under an allocator's lock. */
 #ifndef NT_TORCH_MARKS_HPP
 #define NT_TORCH_MARKS_HPP
 

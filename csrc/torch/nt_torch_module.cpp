@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The module `_torch`: Python's calls to the backend. No C++ exception leaves it: each
- * becomes a RuntimeError with its reason.
- */
+/* The module `_torch`: Python's calls to the backend. No C++ exception leaves it: each
+ * becomes a RuntimeError with its reason. */
 #include "nt_torch.hpp"
 #include "nt_torch_marks.hpp"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The model held against PyTorch: the same settings, and others. */
-#include "whatif/nt_replay_range.h"
+#include "whatif/nt_replay.h"
 
 #include <stdio.h>
 #include <stdlib.h>

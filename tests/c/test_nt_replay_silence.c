@@ -6,7 +6,7 @@
 #include "base/nt_columns.h"
 #include "nt_recorded.h"
 #include "nt_trace.h"
-#include "whatif/nt_replay_range.h"
+#include "whatif/nt_replay.h"
 
 #define BASE UINT64_C(0x7f0000000000)
 

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "nt_fuzz.h"
-#include "whatif/nt_replay_range.h"
+#include "whatif/nt_replay.h"
 
 static const char *const settings[] = {
     "",

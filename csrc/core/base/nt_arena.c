@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* Chunks start small, so that an arena for a tiny file stays tiny, and double
- * until they are large enough for their header not to matter. */
+/* Chunks start small, so that an arena for a tiny file stays tiny, and double until
+ * they are large enough for their header not to matter. */
 #define ARENA_FIRST_CHUNK ((size_t)4096)
 #define ARENA_LARGEST_CHUNK ((size_t)1 << 20)
 

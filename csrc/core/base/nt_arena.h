@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Bump memory: many small pieces with one lifetime. Pieces never move, are
- * never freed one by one, and all go with the arena.
- */
+/* Bump memory: many small pieces with one lifetime. Pieces never move, are never freed
+ * one by one, and all go with the arena. */
 #ifndef NT_ARENA_H
 #define NT_ARENA_H
 
@@ -26,10 +24,8 @@ nt_arena_init(nt_arena *arena, nt_alloc alloc);
 void
 nt_arena_clear(nt_arena *arena);
 
-/*
- * `size` bytes, not cleared, aligned to `align` (a power of two, at most 16).
- * A size of 0 gives a pointer that is not NULL. NULL when memory runs out.
- */
+/* `size` bytes, not cleared, aligned to `align` (a power of two, at most 16). A size of
+ * 0 gives a pointer that is not NULL. NULL when memory runs out. */
 void *
 nt_arena_take(nt_arena *arena, size_t size, size_t align);
 

@@ -35,11 +35,9 @@ nt_fail_nomem(nt_error *err)
 
 #if defined(__linux__)
 
-/*
- * Columns of a long trace are pages of their own: they grow by moving the pages
- * and not the bytes, and huge pages spare most of the faults. Below this a block
- * comes from malloc.
- */
+/* Columns of a long trace are pages of their own: they grow by moving the pages and not
+ * the bytes, and huge pages spare most of the faults. Below this a block comes from
+ * malloc. */
 #define BASE_PAGED ((size_t)1 << 20)
 #define BASE_PAGE ((size_t)2 << 20)
 
@@ -147,6 +145,13 @@ void *
 nt_allocate(const nt_alloc *alloc, size_t size)
 {
     return size == 0 ? NULL : alloc->resize(alloc->ctx, NULL, 0, size);
+}
+
+nt_status
+nt_take(const nt_alloc *alloc, void **out, size_t size, nt_error *err)
+{
+    *out = nt_allocate(alloc, size);
+    return *out == NULL && size != 0 ? nt_fail_nomem(err) : NT_OK;
 }
 
 void

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Ground of the core: status codes, errors with a message, the allocator that every
- * module gets, and arithmetic on sizes that cannot wrap.
- */
+/* Ground of the core: status codes, errors with a message, the allocator that every
+ * module gets, and arithmetic on sizes that cannot wrap. */
 #ifndef NT_BASE_H
 #define NT_BASE_H
 
@@ -71,10 +69,8 @@ typedef struct nt_error {
 #define NT_ASSERT(x) ((void)0)
 #endif
 
-/*
- * Fills `err` (which may be NULL) and returns `status`, so that a failing
- * function ends with `return nt_fail(...)`. The message is cut to fit.
- */
+/* Fills `err` (which may be NULL) and returns `status`, so that a failing function ends
+ * with `return nt_fail(...)`. The message is cut to fit. */
 nt_status
 nt_fail(nt_error *err, nt_status status, uint64_t offset, const char *format, ...)
     NT_PRINTF(4, 5);
@@ -83,12 +79,10 @@ nt_fail(nt_error *err, nt_status status, uint64_t offset, const char *format, ..
 nt_status
 nt_fail_nomem(nt_error *err);
 
-/*
- * The one way to get memory. `resize` behaves like realloc, but also gets the old size:
+/* The one way to get memory. `resize` behaves like realloc, but also gets the old size:
  * ptr NULL (old_size 0) allocates, and new_size 0 frees and returns NULL. NULL for a
  * new_size above 0 means failure, and the old block is as it was. Called from one
- * thread at a time for one `ctx`.
- */
+ * thread at a time for one `ctx`. */
 typedef struct nt_alloc {
     void *(*resize)(void *ctx, void *ptr, size_t old_size, size_t new_size);
     void *ctx;
@@ -102,17 +96,32 @@ nt_alloc_system(void);
 void *
 nt_allocate(const nt_alloc *alloc, size_t size);
 
+/* The same with NT_NOMEM on failure; *out is NULL then, and for size 0. */
+nt_status
+nt_take(const nt_alloc *alloc, void **out, size_t size, nt_error *err) NT_CHECKED;
+
+/* nt_take for `count` elements of the pointer `array`. */
+#define NT_NEW(alloc, array, count, err)                                               \
+    nt_take(alloc, (void **)&(array), (count) * sizeof *(array), err)
+
 /* Gives back a block of `size` bytes; NULL is fine. */
 void
 nt_release(const nt_alloc *alloc, void *ptr, size_t size);
 
-/*
- * Makes room for `need` elements of `element` bytes in *array (capacity
- * *capacity), at least doubling it when it grows. On failure nothing changed.
+/* nt_release for `count` elements of the pointer `array`, which is none to void. */
+#define NT_RELEASE(alloc, array, count)                                                \
+    nt_release(alloc, array, (count) * sizeof *(array))
+
+/* Makes room for `need` elements of `element` bytes in *array, which has room for
+ * *capacity of them, and at least doubles it when it grows. On failure nothing changed.
  */
 nt_status
 nt_grow(const nt_alloc *alloc, void **array, size_t *capacity, size_t need,
         size_t element, nt_error *err) NT_CHECKED;
+
+/* nt_grow on the pointer `array` and its `capacity`. */
+#define NT_GROW(alloc, array, capacity, need, err)                                     \
+    nt_grow(alloc, (void **)&(array), &(capacity), need, sizeof *(array), err)
 
 /* Cuts *array down to exactly `count` elements; keeps it as it is if that fails. */
 void
@@ -151,10 +160,8 @@ nt_mix64(uint64_t x)
     return x ^ (x >> 32);
 }
 
-/*
- * Tells the caller how far a long task has got. Called every few milliseconds, without
- * locks; a return value other than 0 ends the work with NT_CANCELLED.
- */
+/* Tells the caller how far a long task has got. Called every few milliseconds, without
+ * locks; a return value other than 0 ends the work with NT_CANCELLED. */
 typedef struct nt_progress {
     int (*report)(void *ctx, uint64_t done);
     void *ctx;

@@ -43,10 +43,7 @@ nt_bitset_init(nt_bitset *set, nt_alloc alloc, size_t size, nt_error *err)
         set->first[set->levels++] = total;
         total += words;
     } while (words > 1);
-    set->words = nt_allocate(&alloc, total * sizeof(uint64_t));
-    if (set->words == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&alloc, set->words, total, err));
     set->word_count = total;
     memset(set->words, 0, total * sizeof(uint64_t));
     return NT_OK;
@@ -55,7 +52,7 @@ nt_bitset_init(nt_bitset *set, nt_alloc alloc, size_t size, nt_error *err)
 void
 nt_bitset_clear(nt_bitset *set)
 {
-    nt_release(&set->alloc, set->words, set->word_count * sizeof(uint64_t));
+    NT_RELEASE(&set->alloc, set->words, set->word_count);
     *set = (nt_bitset){.alloc = set->alloc};
 }
 
@@ -102,8 +99,8 @@ nt_bitset_remove(nt_bitset *set, size_t number)
     }
 }
 
-/* Goes down to the member at the low or high end of what `number` of `level`
- * stands for. */
+/* Goes down to the member at the low or high end of what `number` of `level` stands
+ * for. */
 static size_t
 bitset_descend(const nt_bitset *set, unsigned level, size_t number, bool highest)
 {

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A set of numbers 0 .. size - 1 that finds the member before or after a number
- * in a few steps, however large it is: a bit a number, and above each 64 words a
- * word that says which of them are not empty.
- */
+/* A set of numbers 0 .. size - 1 that finds the member before or after a number in a
+ * few steps, however large it is: a bit a number, and above each 64 words a word that
+ * says which of them are not empty. */
 #ifndef NT_BITSET_H
 #define NT_BITSET_H
 

@@ -20,7 +20,6 @@ nt_column_put(void *columns, nt_column_spec spec, void *data)
 /* Rows come in such numbers that every column begins at an address for any type. */
 #define COLUMNS_ROWS ((size_t)16)
 
-/* Bytes of a row in all columns. */
 static size_t
 columns_row_size(const nt_column_spec *specs, size_t count)
 {

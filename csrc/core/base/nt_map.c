@@ -14,7 +14,7 @@ nt_map_init(nt_map *map, nt_alloc alloc)
 void
 nt_map_clear(nt_map *map)
 {
-    nt_release(&map->alloc, map->entries, map->slots * sizeof(nt_map_entry));
+    NT_RELEASE(&map->alloc, map->entries, map->slots);
     nt_map_init(map, map->alloc);
 }
 
@@ -37,10 +37,8 @@ map_enlarge(nt_map *map, nt_error *err)
     if (!nt_size_mul(slots, sizeof(nt_map_entry), &bytes)) {
         return nt_fail_nomem(err);
     }
-    nt_map_entry *entries = nt_allocate(&map->alloc, bytes);
-    if (entries == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_map_entry *entries;
+    NT_TRY(nt_take(&map->alloc, (void **)&entries, bytes, err));
     for (size_t i = 0; i < slots; i++) {
         entries[i] = (nt_map_entry){.value = NT_NONE};
     }
@@ -52,7 +50,7 @@ map_enlarge(nt_map *map, nt_error *err)
             map_place(map, old.entries[i].key, old.entries[i].value);
         }
     }
-    nt_release(&map->alloc, old.entries, old.slots * sizeof(nt_map_entry));
+    NT_RELEASE(&map->alloc, old.entries, old.slots);
     return NT_OK;
 }
 
@@ -97,8 +95,8 @@ nt_map_remove(nt_map *map, uint64_t key)
     if (value == NT_NONE) {
         return NT_NONE;
     }
-    /* Close the gap: move up every later entry of the run whose home is not
-     * behind the gap, so that no search stops early. */
+    /* Close the gap: move up every later entry of the run whose home is not behind the
+     * gap, so that no search stops early. */
     size_t gap = slot;
     for (size_t next = (gap + 1) & mask; map->entries[next].value != NT_NONE;
          next = (next + 1) & mask) {
@@ -131,10 +129,8 @@ struct nt_strings {
 nt_status
 nt_strings_new(const nt_alloc *alloc, nt_strings **out, nt_error *err)
 {
-    nt_strings *strings = nt_allocate(alloc, sizeof *strings);
-    if (strings == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_strings *strings;
+    NT_TRY(NT_NEW(alloc, strings, 1, err));
     *strings = (nt_strings){.alloc = *alloc};
     nt_arena_init(&strings->arena, *alloc);
     *out = strings;
@@ -149,8 +145,8 @@ nt_strings_free(nt_strings *strings)
     }
     const nt_alloc alloc = strings->alloc;
     nt_arena_clear(&strings->arena);
-    nt_release(&alloc, strings->entries, strings->capacity * sizeof(string_entry));
-    nt_release(&alloc, strings->slots, strings->slot_count * sizeof(uint32_t));
+    NT_RELEASE(&alloc, strings->entries, strings->capacity);
+    NT_RELEASE(&alloc, strings->slots, strings->slot_count);
     nt_release(&alloc, strings, sizeof *strings);
 }
 
@@ -202,10 +198,8 @@ strings_enlarge(nt_strings *strings, nt_error *err)
     if (!nt_size_mul(slot_count, sizeof(uint32_t), &bytes)) {
         return nt_fail_nomem(err);
     }
-    uint32_t *slots = nt_allocate(&strings->alloc, bytes);
-    if (slots == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint32_t *slots;
+    NT_TRY(nt_take(&strings->alloc, (void **)&slots, bytes, err));
     memset(slots, 0xff, bytes);
     for (uint32_t id = 0; id < strings->count; id++) {
         size_t slot = (size_t)strings->entries[id].hash & (slot_count - 1);
@@ -214,7 +208,7 @@ strings_enlarge(nt_strings *strings, nt_error *err)
         }
         slots[slot] = id;
     }
-    nt_release(&strings->alloc, strings->slots, strings->slot_count * sizeof(uint32_t));
+    NT_RELEASE(&strings->alloc, strings->slots, strings->slot_count);
     strings->slots = slots;
     strings->slot_count = slot_count;
     return NT_OK;
@@ -236,8 +230,8 @@ nt_strings_intern(nt_strings *strings, const void *bytes, size_t length, uint32_
     if (strings->count >= NT_NONE) {
         return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 distinct strings");
     }
-    NT_TRY(nt_grow(&strings->alloc, (void **)&strings->entries, &strings->capacity,
-                   strings->count + 1, sizeof(string_entry), err));
+    NT_TRY(NT_GROW(&strings->alloc, strings->entries, strings->capacity,
+                   strings->count + 1, err));
     const uint8_t *copy = nt_arena_copy(&strings->arena, bytes, length);
     if (copy == NULL) {
         return nt_fail_nomem(err);

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Hash tables by open addressing: `nt_map` from a 64-bit key to a 32-bit
- * value, and `nt_strings`, which gives equal byte strings one id.
- */
+/* Hash tables by open addressing: `nt_map` from a 64-bit key to a 32-bit value, and
+ * `nt_strings`, which gives equal byte strings one id. */
 #ifndef NT_MAP_H
 #define NT_MAP_H
 

@@ -73,7 +73,7 @@ nt_ordered_clear(nt_ordered *set, const nt_alloc *alloc)
     for (size_t i = 0; i < set->run_count; i++) {
         nt_release(alloc, set->runs[i].page, sizeof(ordered_page));
     }
-    nt_release(alloc, set->runs, set->run_capacity * sizeof *set->runs);
+    NT_RELEASE(alloc, set->runs, set->run_capacity);
     *set = (nt_ordered){.count = 0};
 }
 
@@ -81,12 +81,9 @@ nt_ordered_clear(nt_ordered *set, const nt_alloc *alloc)
 static nt_status
 ordered_open_run(nt_ordered *set, const nt_alloc *alloc, size_t at, nt_error *err)
 {
-    NT_TRY(nt_grow(alloc, (void **)&set->runs, &set->run_capacity, set->run_count + 1,
-                   sizeof *set->runs, err));
-    ordered_page *page = nt_allocate(alloc, sizeof *page);
-    if (page == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_GROW(alloc, set->runs, set->run_capacity, set->run_count + 1, err));
+    ordered_page *page;
+    NT_TRY(NT_NEW(alloc, page, 1, err));
     memmove(set->runs + at + 1, set->runs + at,
             (set->run_count - at) * sizeof *set->runs);
     set->runs[at] = (nt_ordered_run){.page = page};

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Ordered sets: members have a key of two numbers, compared one after the other, and
- * a value. Keys stand in runs of bounded length under one list of runs, so that adding
- * and removing moves little memory however large the set is.
- */
+/* Ordered sets: members have a key of two numbers, compared one after the other, and a
+ * value. Keys stand in runs of bounded length under one list of runs, so that adding
+ * and removing moves little memory however large the set is. */
 #ifndef NT_ORDERED_H
 #define NT_ORDERED_H
 

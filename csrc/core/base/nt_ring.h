@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A ring of fixed-size allocator events, and beside it the tables of the stacks and
+/* A ring of fixed-size allocator events, and beside it the tables of the stacks and
  * texts that the events name. One producer pushes (whoever holds the device's lock);
  * any number of readers copy at the same time and learn what was overwritten under
  * them. All memory is taken and touched when a ring is made: pushing and interning take
@@ -8,8 +7,7 @@
  *
  * This header is C and C++, and includes nothing of the core, since the shim on c10
  * pushes by its inline functions. Shared words are accessed through __atomic_*, which
- * both languages have.
- */
+ * both languages have. */
 #ifndef NT_RING_H
 #define NT_RING_H
 
@@ -97,11 +95,9 @@ typedef struct nt_ring_index {
 
 typedef struct nt_ring_tables nt_ring_tables;
 
-/*
- * A ring. `head` is the number of events ever pushed; event i lies in entry i & mask.
+/* A ring. `head` is the number of events ever pushed; event i lies in entry i & mask.
  * The producer may be writing over event head - capacity at any time, and so the last
- * capacity - 1 events can be read.
- */
+ * capacity - 1 events can be read. */
 typedef struct nt_ring {
     nt_ring_entry *entries;  /* aligned to a cache line */
     uint64_t mask;           /* capacity - 1; the capacity is a power of two */
@@ -117,8 +113,8 @@ typedef struct nt_ring {
     void *resize_ctx;
 } nt_ring;
 
-/* Words of an entry are stored with release and loaded with acquire: a reader that
- * sees any word of event i has, after it, head >= i, and so finds that it was torn. */
+/* Words of an entry are stored with release and loaded with acquire: a reader that sees
+ * any word of event i has, after it, head >= i, and so finds that it was torn. */
 static inline void
 nt_ring_push(nt_ring *ring, const nt_ring_entry *entry)
 {
@@ -217,11 +213,9 @@ nt_ring_add_text(nt_ring *ring, const char *text, size_t length);
 
 /* Reading, from any thread. ------------------------------------------------ */
 
-/*
- * Copies events from .. until - 1 (at most capacity - 1 of them, already pushed), event
+/* Copies events from .. until - 1 (at most capacity - 1 of them, already pushed), event
  * i to out[i - from]. Returns the first of them that is whole, or `until`: those before
- * it were overwritten, now or earlier, and `out` holds nothing of use there.
- */
+ * it were overwritten, now or earlier, and `out` holds nothing of use there. */
 uint64_t
 nt_ring_read(const nt_ring *ring, uint64_t from, uint64_t until, nt_ring_entry *out);
 
@@ -243,8 +237,8 @@ typedef struct nt_ring_counts {
 void
 nt_ring_count(const nt_ring *ring, nt_ring_counts *out);
 
-/* What an id stands for, once an event that has it was read. Valid as long as the
- * ring. The frames' ids of a stack, innermost first, and their number. */
+/* What an id stands for, once an event that has it was read. Valid as long as the ring.
+ * The frames' ids of a stack, innermost first, and their number. */
 const uint32_t *
 nt_ring_stack_frames(const nt_ring *ring, uint32_t stack, size_t *count);
 /* The frame's code object, and its instruction in bytes. */

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Where blocks in use were allocated, by address: a ring overwrites the allocation of a
+/* Where blocks in use were allocated, by address: a ring overwrites the allocation of a
  * block that lives long, and this is what is still known of it then. One producer and
  * any number of readers, who look a block up at the same time and take no lock.
  *
  * C and C++, and includes nothing of the core: the shim on c10 keeps it up inside the
- * allocator.
- */
+ * allocator. */
 #ifndef NT_RING_ORIGINS_H
 #define NT_RING_ORIGINS_H
 

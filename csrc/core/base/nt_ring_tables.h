@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The tables beside a ring: code objects, frames, stacks and texts, each an array that
+/* The tables beside a ring: code objects, frames, stacks and texts, each an array that
  * only grows, with a hash index that only the producer reads. What an id stands for is
- * written before the event that has the id is pushed, and never changes.
- */
+ * written before the event that has the id is pushed, and never changes. */
 #ifndef NT_RING_TABLES_H
 #define NT_RING_TABLES_H
 

@@ -5,11 +5,9 @@
 
 #include "base/nt_base.h"
 
-/*
- * Raises `low` to the first index for which `is_before`, an expression in `middle`, is
+/* Raises `low` to the first index for which `is_before`, an expression in `middle`, is
  * false, or to `high`, if it is true for all. Behind an index for which it is false it
- * is false too.
- */
+ * is false too. */
 #define NT_BISECT(low, high, middle, is_before)                                        \
     do {                                                                               \
         while ((low) < (high)) {                                                       \
@@ -35,12 +33,10 @@ nt_rising_at(nt_rising values, size_t i)
     return values.wide != NULL ? values.wide[i] : values.narrow[i];
 }
 
-/*
- * The first i of low .. high - 1 with values[i] >= `value`, or `high`. It looks around
+/* The first i of low .. high - 1 with values[i] >= `value`, or `high`. It looks around
  * low + `ahead` first and goes out from there in growing steps: a search by halves
  * reads a page of memory at nearly every step, and each of them may be one that the
- * processor has no address of.
- */
+ * processor has no address of. */
 static inline size_t
 nt_search_ahead(nt_rising values, size_t low, size_t high, uint64_t value, size_t ahead)
 {

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* The number of a UTF-8 sequence's bytes at `at`, or 0 if it is none. Surrogates
- * are let through: that is how Python writes names that are no text. */
+/* The number of a UTF-8 sequence's bytes at `at`, or 0 if it is none. Surrogates are
+ * let through: that is how Python writes names that are no text. */
 static size_t
 utf8_length(const uint8_t *at, size_t left)
 {

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * UTF-8 as Python's pickles hold it: surrogates are allowed, because that is how Python
- * writes names that are not text.
- */
+/* UTF-8 as Python's pickles hold it: surrogates are allowed, because that is how Python
+ * writes names that are not text. */
 #ifndef NT_UTF8_H
 #define NT_UTF8_H
 

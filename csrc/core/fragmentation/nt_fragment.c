@@ -37,10 +37,8 @@ fragment_rank(const nt_alloc *alloc, void *rows, size_t count, size_t element,
     if (count == 0) {
         return NT_OK;
     }
-    char *copy = nt_allocate(alloc, count * element);
-    if (copy == NULL) {
-        return nt_fail_nomem(err);
-    }
+    char *copy;
+    NT_TRY(nt_take(alloc, (void **)&copy, count * element, err));
     memcpy(copy, rows, count * element);
     nt_sort(order, count);
     for (size_t i = 0; i < count; i++) {
@@ -53,8 +51,8 @@ fragment_rank(const nt_alloc *alloc, void *rows, size_t count, size_t element,
 static uint64_t
 fragment_group_hash(const nt_fragment *f, const nt_fragment_group *g)
 {
-    /* The object's own address takes part, so that no file can be made whose groups
-     * all meet in one place. */
+    /* The object's own address takes part, so that no file can be made whose groups all
+     * meet in one place. */
     uint64_t hash = nt_mix64((uint64_t)(uintptr_t)f ^ g->stream);
     hash = nt_mix64(hash ^ g->pool.first);
     hash = nt_mix64(hash ^ g->pool.second);
@@ -91,8 +89,7 @@ fragment_group_of(nt_fragment *f, nt_map *known, const nt_segment_columns *s,
             return NT_OK;
         }
     }
-    NT_TRY(nt_grow(&f->alloc, (void **)&f->groups, &f->group_capacity,
-                   f->group_count + 1, sizeof(nt_fragment_group), err));
+    NT_TRY(NT_GROW(&f->alloc, f->groups, f->group_capacity, f->group_count + 1, err));
     NT_TRY(nt_map_set(known, key, (uint32_t)f->group_count, err));
     f->groups[f->group_count] = group;
     *out = (uint32_t)f->group_count++;
@@ -108,11 +105,9 @@ fragment_whole_pages(uint64_t offset, uint64_t size, uint64_t page)
     return size < head ? 0 : (size - head) / page * page;
 }
 
-/*
- * What empty_cache() gives back of a segment. It first waits for the blocks that are
+/* What empty_cache() gives back of a segment. It first waits for the blocks that are
  * pending and frees them, so that they are one with the free blocks next to them. Then
- * an ordinary segment goes as a whole or not at all, an expandable one page by page.
- */
+ * an ordinary segment goes as a whole or not at all, an expandable one page by page. */
 static uint64_t
 fragment_reclaimable(const nt_fragment *f, const nt_layout *layout, uint32_t segment)
 {
@@ -144,10 +139,8 @@ fragment_reclaimable(const nt_fragment *f, const nt_layout *layout, uint32_t seg
 static nt_status
 fragment_add_hole(nt_fragment *f, const nt_hole *hole, uint32_t group, nt_error *err)
 {
-    NT_TRY(nt_grow(&f->alloc, (void **)&f->holes, &f->hole_capacity, f->hole_count + 1,
-                   sizeof(nt_hole), err));
-    NT_TRY(nt_grow(&f->alloc, (void **)&f->places, &f->place_capacity,
-                   f->place_count + 1, sizeof(fragment_place), err));
+    NT_TRY(NT_GROW(&f->alloc, f->holes, f->hole_capacity, f->hole_count + 1, err));
+    NT_TRY(NT_GROW(&f->alloc, f->places, f->place_capacity, f->place_count + 1, err));
     const nt_fragment_group *g = &f->groups[group];
     f->places[f->place_count++] =
         (fragment_place){hole->size, g->stream, g->pool, g->device, g->kind};
@@ -249,13 +242,12 @@ fragment_count_segment(nt_fragment *f, nt_map *known, const nt_layout *layout,
             fragment_count_active(f, layout, block, group, &piece);
         }
     }
-    NT_TRY(nt_grow(&f->alloc, (void **)&f->segments, &f->segment_capacity,
-                   f->segment_count + 1, sizeof(nt_fragment_segment), err));
+    NT_TRY(NT_GROW(&f->alloc, f->segments, f->segment_capacity, f->segment_count + 1,
+                   err));
     f->segments[f->segment_count++] = piece;
     return NT_OK;
 }
 
-/* Holes and groups, largest first. */
 static nt_status
 fragment_rank_all(nt_fragment *f, nt_error *err)
 {
@@ -263,10 +255,8 @@ fragment_rank_all(nt_fragment *f, nt_error *err)
     if (most == 0) {
         return NT_OK;
     }
-    nt_sort_item *order = nt_allocate(&f->alloc, most * sizeof *order);
-    if (order == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_sort_item *order;
+    NT_TRY(NT_NEW(&f->alloc, order, most, err));
     for (uint32_t i = 0; i < f->hole_count; i++) {
         order[i] = (nt_sort_item){UINT64_MAX - f->holes[i].size, i};
     }
@@ -279,7 +269,7 @@ fragment_rank_all(nt_fragment *f, nt_error *err)
         status = fragment_rank(&f->alloc, f->groups, f->group_count,
                                sizeof(nt_fragment_group), order, err);
     }
-    nt_release(&f->alloc, order, most * sizeof *order);
+    NT_RELEASE(&f->alloc, order, most);
     return status;
 }
 
@@ -303,10 +293,8 @@ nt_fragment_new(const nt_alloc *alloc, const nt_layout *layout,
                 const nt_settings *settings, int32_t device, nt_fragment **out,
                 nt_error *err)
 {
-    nt_fragment *f = nt_allocate(alloc, sizeof *f);
-    if (f == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_fragment *f;
+    NT_TRY(NT_NEW(alloc, f, 1, err));
     *f = (nt_fragment){.alloc = *alloc, .settings = *settings};
     const nt_status status = fragment_fill(f, layout, device, err);
     if (status != NT_OK) {
@@ -324,10 +312,10 @@ nt_fragment_free(nt_fragment *f)
         return;
     }
     const nt_alloc alloc = f->alloc;
-    nt_release(&alloc, f->places, f->place_capacity * sizeof(fragment_place));
-    nt_release(&alloc, f->holes, f->hole_capacity * sizeof(nt_hole));
-    nt_release(&alloc, f->groups, f->group_capacity * sizeof(nt_fragment_group));
-    nt_release(&alloc, f->segments, f->segment_capacity * sizeof(nt_fragment_segment));
+    NT_RELEASE(&alloc, f->places, f->place_capacity);
+    NT_RELEASE(&alloc, f->holes, f->hole_capacity);
+    NT_RELEASE(&alloc, f->groups, f->group_capacity);
+    NT_RELEASE(&alloc, f->segments, f->segment_capacity);
     nt_release(&alloc, f, sizeof *f);
 }
 
@@ -361,8 +349,8 @@ nt_fragment_fits(const nt_fragment *f, int32_t device, nt_pool_id pool, uint64_t
     }
     const uint64_t rounded = nt_round_size(&f->settings, nbytes);
     const uint8_t kind = nt_is_small(rounded) ? NT_POOL_SMALL : NT_POOL_LARGE;
-    /* The allocator looks at the smallest block that is large enough, and only at
-     * that one: if the oversize rules keep it back, nothing else is tried. */
+    /* The allocator looks at the smallest block that is large enough, and only at that
+     * one: if the oversize rules keep it back, nothing else is tried. */
     uint64_t best = UINT64_MAX;
     for (size_t i = 0; i < f->place_count; i++) {
         const fragment_place *p = &f->places[i];

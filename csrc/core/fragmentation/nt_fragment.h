@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Fragmentation of a layout: where the free bytes are, what keeps them apart,
- * and what would fit without asking the device. All sizes in bytes.
- */
+/* Fragmentation of a layout: where the free bytes are, what keeps them apart, and what
+ * would fit without asking the device. All sizes in bytes. */
 #ifndef NT_FRAGMENT_H
 #define NT_FRAGMENT_H
 
@@ -31,12 +29,10 @@ typedef struct nt_fragment_group {
     uint32_t segments, blocks, holes;
     /* `requested` is that of the active blocks; `pending` is active, not allocated. */
     uint64_t reserved, allocated, active, requested, pending;
-    /*
-     * What empty_cache() gives back: ordinary segments without an allocated block, and
+    /* What empty_cache() gives back: ordinary segments without an allocated block, and
      * the whole pages (nt_page_size) between the allocated blocks of expandable ones.
      * Pending blocks count as free: it waits for them. 0 for private pools: theirs only
-     * goes back when nobody uses the pool any more, which a layout does not tell.
-     */
+     * goes back when nobody uses the pool any more, which a layout does not tell. */
     uint64_t reclaimable;
     uint64_t largest_hole;
     /* That succeeds without the device, in a hole as it stands: what lies behind it in
@@ -44,8 +40,8 @@ typedef struct nt_fragment_group {
     uint64_t largest_request;
 } nt_fragment_group;
 
-/* The same of one segment. `pinned_by` is the row of the smallest active block
- * in it, the first of several (NT_NONE if it is all free). */
+/* The same of one segment. `pinned_by` is the row of the smallest active block in it,
+ * the first of several (NT_NONE if it is all free). */
 typedef struct nt_fragment_segment {
     uint32_t segment;
     uint32_t holes;
@@ -57,11 +53,9 @@ typedef struct nt_fragment_segment {
 
 typedef struct nt_fragment nt_fragment;
 
-/*
- * Looks at every segment of `layout` on `device` (all devices for a negative
- * one). The layout and settings are not kept. Holes come largest first, groups
- * by reserved bytes, both otherwise in the layout's order, as segments do.
- */
+/* Looks at every segment of `layout` on `device` (all devices for a negative one). The
+ * layout and settings are not kept. Holes come largest first, groups by reserved bytes,
+ * both otherwise in the layout's order, as segments do. */
 nt_status
 nt_fragment_new(const nt_alloc *alloc, const nt_layout *layout,
                 const nt_settings *settings, int32_t device, nt_fragment **out,
@@ -83,11 +77,9 @@ bool
 nt_fragment_fits(const nt_fragment *fragment, int32_t device, nt_pool_id pool,
                  uint64_t stream, uint64_t nbytes);
 
-/*
- * The requests that a free block of `size` bytes in a small or a large pool serves,
+/* The requests that a free block of `size` bytes in a small or a large pool serves,
  * from *least to *most bytes, where the next smaller free block of the pool has `below`
- * bytes (0 where there is none). False, with both 0, if it serves none.
- */
+ * bytes (0 where there is none). False, with both 0, if it serves none. */
 bool
 nt_fragment_serves(const nt_fragment *fragment, uint64_t size, uint64_t below,
                    bool small, uint64_t *least, uint64_t *most);
@@ -98,12 +90,10 @@ typedef struct nt_ratio_summary {
     int64_t largest_event;      /* the first with the largest; -1 where there is none */
 } nt_ratio_summary;
 
-/*
- * Writes the ratio after each of `count` events to `out`, from the series of the
- * timeline and the events' actions; 0 where nothing is reserved. A new segment and
- * the allocation that it is for are one call: between the two the ratio is that
- * behind the allocation, because no program can see the state between them.
- */
+/* Writes the ratio after each of `count` events to `out`, from the series of the
+ * timeline and the events' actions; 0 where nothing is reserved. A new segment and the
+ * allocation that it is for are one call: between the two the ratio is that behind the
+ * allocation, because no program can see the state between them. */
 nt_ratio_summary
 nt_fragment_ratios(const uint64_t *allocated, const uint64_t *reserved,
                    const uint8_t *action, size_t count, double *out);

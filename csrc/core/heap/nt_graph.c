@@ -16,8 +16,7 @@ graph_queue_push(graph_queue *queue, const nt_alloc *alloc, uint32_t node,
                  nt_error *err)
 {
     if (NT_UNLIKELY(queue->count == queue->capacity)) {
-        NT_TRY(nt_grow(alloc, (void **)&queue->nodes, &queue->capacity,
-                       queue->count + 1, sizeof *queue->nodes, err));
+        NT_TRY(NT_GROW(alloc, queue->nodes, queue->capacity, queue->count + 1, err));
     }
     queue->nodes[queue->count++] = node;
     return NT_OK;
@@ -26,7 +25,7 @@ graph_queue_push(graph_queue *queue, const nt_alloc *alloc, uint32_t node,
 static inline void
 graph_queue_clear(graph_queue *queue, const nt_alloc *alloc)
 {
-    nt_release(alloc, queue->nodes, queue->capacity * sizeof *queue->nodes);
+    NT_RELEASE(alloc, queue->nodes, queue->capacity);
     *queue = (graph_queue){0};
 }
 
@@ -44,8 +43,7 @@ graph_queue_look_ahead(const graph_queue *queue, const nt_graph *graph, size_t a
     }
 }
 
-/*
- * Components after Tarjan, 1972, with the memory of Pearce, 2016: the result array
+/* Components after Tarjan, 1972, with the memory of Pearce, 2016: the result array
  * itself tells how far a node has come, and the two stacks of the search share one
  * array from its two ends, because no node is on both.
  *
@@ -57,8 +55,7 @@ graph_queue_look_ahead(const graph_queue *queue, const nt_graph *graph, size_t a
  *                    NT_NONE              left out
  *
  * As what is known or left out exceeds what is seen, taking the smallest value of all
- * targets ignores it without a question. In the end the numbers are turned round.
- */
+ * targets ignores it without a question. In the end the numbers are turned round. */
 
 #define COMPONENTS_FIRST (NT_NONE - 1)
 
@@ -345,10 +342,8 @@ nt_graph_owners(const nt_graph *graph, const uint32_t *component, uint32_t count
     }
     nt_status status = NT_OK;
     graph_queue queue = {0};
-    uint32_t *seeds = nt_allocate(&graph->alloc, count * sizeof *seeds);
-    if (seeds == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint32_t *seeds;
+    NT_TRY(NT_NEW(&graph->alloc, seeds, count, err));
     owners_find_seeds(graph, component, count, seeds);
     for (uint32_t c = 0; c < count; c++) {
         const uint32_t seed = seeds[c] & ~OWNERS_SEVERAL;
@@ -359,11 +354,11 @@ nt_graph_owners(const nt_graph *graph, const uint32_t *component, uint32_t count
     }
 done:
     graph_queue_clear(&queue, &graph->alloc);
-    nt_release(&graph->alloc, seeds, count * sizeof *seeds);
+    NT_RELEASE(&graph->alloc, seeds, count);
     return status;
 }
 
-/* ---- the shortest way round ---- */
+/* ---- the shortest way round ------------------------------------------------------ */
 
 /* Up to here nodes that were found are kept in a map; of more, as bits of all nodes. */
 #define CYCLE_MOST_MAPPED 4096
@@ -384,15 +379,11 @@ cycle_bits_bytes(const nt_graph *graph)
     return ((size_t)graph->node_count / 64 + 1) * 8;
 }
 
-/* Turns from the map to bits. */
 static nt_status
 cycle_to_bits(cycle_search *s, nt_error *err)
 {
     const size_t bytes = cycle_bits_bytes(s->graph);
-    s->bits = nt_allocate(&s->graph->alloc, bytes);
-    if (s->bits == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(nt_take(&s->graph->alloc, (void **)&s->bits, bytes, err));
     memset(s->bits, 0, bytes);
     for (size_t i = 0; i < s->queue.count; i++) {
         const uint32_t node = s->queue.nodes[i];
@@ -401,7 +392,6 @@ cycle_to_bits(cycle_search *s, nt_error *err)
     return NT_OK;
 }
 
-/* Whether `node` is found for the first time. */
 static nt_status
 cycle_find_node(cycle_search *s, uint32_t node, bool *fresh, nt_error *err)
 {
@@ -466,10 +456,8 @@ cycle_spell(const cycle_search *s, const nt_alloc *alloc, uint32_t last,
     for (uint32_t at = last; at != NT_NONE; at = s->from.nodes[at]) {
         count++;
     }
-    uint32_t *nodes = nt_allocate(alloc, count * sizeof *nodes);
-    if (nodes == NULL && count > 0) {
-        return nt_fail_nomem(err);
-    }
+    uint32_t *nodes;
+    NT_TRY(NT_NEW(alloc, nodes, count, err));
     uint32_t place = count;
     for (uint32_t at = last; at != NT_NONE; at = s->from.nodes[at]) {
         nodes[--place] = s->queue.nodes[at];
@@ -503,9 +491,9 @@ done:
 /* ---- the shortest ways in ----
  *
  * The stem is what all chains have in common: the node asked about, and above it one
- * referrer after the other through which alone a root can be reached. The chains
- * part at its tip. Each is a search of its own, upwards in breadth from the referrers
- * of the tip through which no chain goes yet, to the first root:
+ * referrer after the other through which alone a root can be reached. The chains part
+ * at its tip. Each is a search of its own, upwards in breadth from the referrers of the
+ * tip through which no chain goes yet, to the first root:
  *
  *     root        root  root
  *       \          |     |
@@ -517,8 +505,7 @@ done:
  *
  * A search that finds no root has gone through all that is above its beginnings; none
  * of that is ever looked at again. So only the searches that find something, of which
- * there are at most `most`, repeat work.
- */
+ * there are at most `most`, repeat work. */
 
 typedef struct paths_search {
     const nt_graph *reversed;
@@ -602,12 +589,9 @@ paths_take(paths_search *s, uint32_t found, nt_error *err)
     for (uint32_t at = found; at != NT_NONE; at = s->from.nodes[at]) {
         length++;
     }
-    NT_TRY(nt_grow(alloc, (void **)&s->paths, &s->capacity, (size_t)s->count + 1,
-                   sizeof *s->paths, err));
-    uint32_t *nodes = nt_allocate(alloc, length * sizeof *nodes);
-    if (nodes == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_GROW(alloc, s->paths, s->capacity, (size_t)s->count + 1, err));
+    uint32_t *nodes;
+    NT_TRY(NT_NEW(alloc, nodes, length, err));
     size_t place = 0;
     for (uint32_t at = found; at != NT_NONE; at = s->from.nodes[at]) {
         nodes[place++] = s->queue.nodes[at];
@@ -619,7 +603,6 @@ paths_take(paths_search *s, uint32_t found, nt_error *err)
     return NT_OK;
 }
 
-/* Begins anew from `tip`, the new end of the stem. */
 static nt_status
 paths_move_tip(paths_search *s, uint32_t tip, nt_error *err)
 {
@@ -692,17 +675,10 @@ nt_graph_paths(const nt_graph *reversed, uint32_t node, const nt_bitset *roots,
     paths_search search = {.reversed = reversed, .roots = roots, .hidden = hidden};
     nt_graph_path *exact = NULL;
     nt_status status = NT_OK;
-    search.seen = nt_allocate(alloc, seen_bytes);
-    if (search.seen == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(nt_take(alloc, (void **)&search.seen, seen_bytes, err));
     memset(search.seen, 0, seen_bytes);
     NT_TRY_DONE(paths_collect(&search, node, most, err));
-    exact = nt_allocate(alloc, search.count * sizeof *exact);
-    if (exact == NULL && search.count > 0) {
-        status = nt_fail_nomem(err);
-        goto done;
-    }
+    NT_TRY_DONE(NT_NEW(alloc, exact, search.count, err));
     if (search.count > 0) {
         memcpy(exact, search.paths, search.count * sizeof *exact);
     }
@@ -711,10 +687,9 @@ nt_graph_paths(const nt_graph *reversed, uint32_t node, const nt_bitset *roots,
     search.count = 0;
 done:
     for (uint32_t i = 0; i < search.count; i++) {
-        nt_release(alloc, search.paths[i].nodes,
-                   search.paths[i].length * sizeof(uint32_t));
+        NT_RELEASE(alloc, search.paths[i].nodes, search.paths[i].length);
     }
-    nt_release(alloc, search.paths, search.capacity * sizeof *search.paths);
+    NT_RELEASE(alloc, search.paths, search.capacity);
     nt_release(alloc, search.seen, seen_bytes);
     graph_queue_clear(&search.stem, alloc);
     graph_queue_clear(&search.used, alloc);
@@ -727,14 +702,12 @@ void
 nt_graph_paths_free(const nt_graph *reversed, nt_graph_path *paths, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        nt_release(&reversed->alloc, paths[i].nodes,
-                   paths[i].length * sizeof *paths[i].nodes);
+        NT_RELEASE(&reversed->alloc, paths[i].nodes, paths[i].length);
     }
-    nt_release(&reversed->alloc, paths, count * sizeof *paths);
+    NT_RELEASE(&reversed->alloc, paths, count);
 }
 
-/*
- * Dominators after Lengauer and Tarjan, 1979, the version with path compression only.
+/* Dominators after Lengauer and Tarjan, 1979, the version with path compression only.
  *
  * Nodes are looked at by their number in the order of a search in depth, from 1 on; 0
  * is the outside, which refers to every root. A number's semidominator is the smallest
@@ -742,16 +715,15 @@ nt_graph_paths_free(const nt_graph *reversed, nt_graph_path *paths, uint32_t cou
  * off from the largest down, and those that are done hang in a forest under their
  * parents in the search, in which a path is shortened whenever it is walked.
  *
- * Four fields a number serve all of it, because those that share one live one after
- * the other:
+ * Four fields a number serve all of it, because those that share one live one after the
+ * other:
  *
  *     parent    parent in the search; once done, a forest ancestor
  *     best      once done: the number of least semidominator on the way to `parent`
  *     semi      during the search the next edge; until done, the first of the numbers
  *               whose semidominator this is; once done, the semidominator of `best`
  *     dominator until done, the smallest referrer known; then the next number of the
- *               same semidominator; in the end the dominator
- */
+ *               same semidominator; in the end the dominator */
 
 /* On `dominator`: not this number but that one's dominator, to be looked up when that
  * is known. */
@@ -854,10 +826,7 @@ dominators_collect_referrers(dominators_state *s, nt_error *err)
             s->first[s->number[graph->targets[e]]]++;
         }
     }
-    s->from = nt_allocate(&graph->alloc, edges * sizeof *s->from);
-    if (s->from == NULL && edges > 0) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&graph->alloc, s->from, edges, err));
     s->from_count = edges;
     for (uint32_t i = 1; i <= s->reached + 1; i++) {
         s->first[i] += s->first[i - 1];
@@ -872,11 +841,9 @@ dominators_collect_referrers(dominators_state *s, nt_error *err)
     return NT_OK;
 }
 
-/*
- * The entry of `number`, which is done, after its way up was cut short: its parent is
- * then the first on the way that is not done (at most `limit`). On the way up each
- * step is turned to point back, so that the way down needs no stack.
- */
+/* The entry of `number`, which is done, after its way up was cut short: its parent is
+ * then the first on the way that is not done (at most `limit`). On the way up each step
+ * is turned to point back, so that the way down needs no stack. */
 static const dominators_entry *
 dominators_shorten(dominators_entry *entries, uint32_t number, uint32_t limit)
 {
@@ -958,10 +925,7 @@ nt_graph_dominators(const nt_graph *graph, const uint32_t *roots, size_t root_co
     size_t first_bytes = 0;
     nt_status status = NT_OK;
     dominators_state s = {.graph = graph, .number = idom, .order = order};
-    s.entries = nt_allocate(&graph->alloc, entry_bytes);
-    if (s.entries == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(nt_take(&graph->alloc, (void **)&s.entries, entry_bytes, err));
     memset(idom, 0xff, graph->node_count * sizeof *idom);
     s.entries[0] = (dominators_entry){0};
     for (size_t i = 0; i < root_count; i++) {
@@ -972,11 +936,7 @@ nt_graph_dominators(const nt_graph *graph, const uint32_t *roots, size_t root_co
         s.entries[idom[roots[i]]].dominator = 0;
     }
     first_bytes = ((size_t)s.reached + 2) * sizeof *s.first;
-    s.first = nt_allocate(&graph->alloc, first_bytes);
-    if (s.first == NULL) {
-        status = nt_fail_nomem(err);
-        goto done;
-    }
+    NT_TRY_DONE(nt_take(&graph->alloc, (void **)&s.first, first_bytes, err));
     NT_TRY_DONE(dominators_collect_referrers(&s, err));
     dominators_sweep(&s);
     for (uint32_t i = 1; i <= s.reached; i++) {
@@ -987,7 +947,7 @@ nt_graph_dominators(const nt_graph *graph, const uint32_t *roots, size_t root_co
 done:
     nt_release(&graph->alloc, s.entries, entry_bytes);
     nt_release(&graph->alloc, s.first, first_bytes);
-    nt_release(&graph->alloc, s.from, s.from_count * sizeof *s.from);
+    NT_RELEASE(&graph->alloc, s.from, s.from_count);
     return status;
 }
 
@@ -1040,9 +1000,8 @@ void
 nt_graph_clear(nt_graph *graph)
 {
     const size_t nodes = graph->node_count;
-    nt_release(&graph->alloc, graph->first, (nodes + 1) * sizeof *graph->first);
-    nt_release(&graph->alloc, graph->targets,
-               (size_t)graph->edge_count * sizeof *graph->targets);
+    NT_RELEASE(&graph->alloc, graph->first, nodes + 1);
+    NT_RELEASE(&graph->alloc, graph->targets, (size_t)graph->edge_count);
     *graph = (nt_graph){.alloc = graph->alloc};
 }
 

@@ -77,7 +77,7 @@ static void
 steps_marks_clear(steps_work *w, steps_marks *all)
 {
     nt_strings_free(all->patterns);
-    nt_release(&w->alloc, all->marks, all->capacity * sizeof *all->marks);
+    NT_RELEASE(&w->alloc, all->marks, all->capacity);
 }
 
 static nt_status
@@ -89,8 +89,7 @@ steps_marks_add(steps_work *w, steps_marks *all, int64_t at, uint32_t name,
     size_t length;
     const char *text = nt_strings_get(nt_snapshot_strings(w->snapshot), name, &length);
     length = steps_pattern(text, length, pattern, &counts);
-    NT_TRY(nt_grow(&w->alloc, (void **)&all->marks, &all->capacity, all->count + 1,
-                   sizeof *all->marks, err));
+    NT_TRY(NT_GROW(&w->alloc, all->marks, all->capacity, all->count + 1, err));
     steps_mark mark = {.at = at, .name = name};
     NT_TRY(nt_strings_intern(all->patterns, pattern, length, &mark.pattern, err));
     all->marks[all->count++] = mark;
@@ -141,10 +140,8 @@ steps_commonest(steps_work *w, const steps_marks *all, uint32_t *out, size_t *co
                 nt_error *err)
 {
     const size_t patterns = nt_strings_count(all->patterns);
-    uint32_t *counts = nt_allocate(&w->alloc, patterns * sizeof *counts);
-    if (counts == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint32_t *counts;
+    NT_TRY(NT_NEW(&w->alloc, counts, patterns, err));
     memset(counts, 0, patterns * sizeof *counts);
     for (size_t i = 0; i < all->count; i++) {
         counts[all->marks[i].pattern]++;
@@ -155,7 +152,7 @@ steps_commonest(steps_work *w, const steps_marks *all, uint32_t *out, size_t *co
     }
     *count = counts[best];
     *out = (uint32_t)best;
-    nt_release(&w->alloc, counts, patterns * sizeof *counts);
+    NT_RELEASE(&w->alloc, counts, patterns);
     return NT_OK;
 }
 
@@ -166,8 +163,7 @@ steps_add_edge(steps_work *w, size_t event, nt_error *err)
     if (w->edge_count > 0 && w->edges[w->edge_count - 1] >= event) {
         return NT_OK;
     }
-    NT_TRY(nt_grow(&w->alloc, (void **)&w->edges, &w->edge_capacity, w->edge_count + 1,
-                   sizeof *w->edges, err));
+    NT_TRY(NT_GROW(&w->alloc, w->edges, w->edge_capacity, w->edge_count + 1, err));
     w->edges[w->edge_count++] = (uint32_t)event;
     return NT_OK;
 }
@@ -323,7 +319,6 @@ steps_is_optimizer(uint8_t role)
            role == NT_ROLE_ZERO_GRAD || role == NT_ROLE_SCALER;
 }
 
-/* Whether something is allocated in events first .. end - 1. */
 static bool
 steps_allocate(const steps_work *w, size_t first, size_t end)
 {
@@ -361,8 +356,7 @@ steps_add_pass(steps_work *w, size_t first, size_t end, nt_error *err)
             return NT_OK;
         }
     }
-    NT_TRY(nt_grow(&w->alloc, (void **)&w->passes, &w->pass_capacity, w->pass_count + 1,
-                   sizeof *w->passes, err));
+    NT_TRY(NT_GROW(&w->alloc, w->passes, w->pass_capacity, w->pass_count + 1, err));
     w->passes[w->pass_count++] = (steps_pass){(uint32_t)first, (uint32_t)end};
     return NT_OK;
 }
@@ -413,7 +407,6 @@ steps_passes_before(const steps_work *w, size_t event, size_t known)
     return known;
 }
 
-/* Whether a module allocates from `event` on. */
 static bool
 steps_has_forward(const steps_work *w, size_t event)
 {
@@ -544,10 +537,8 @@ enum { STEPS_ROUNDS = 8 };
 /* Frames that are looked through from the outermost on. */
 enum { STEPS_DEEPEST = 64 };
 
-/*
- * A level of the calls: all stacks that begin with the stack `outer`, whose frames are
- * one fewer than `depth`. The function that `outer` calls most is looked at.
- */
+/* A level of the calls: all stacks that begin with the stack `outer`, whose frames are
+ * one fewer than `depth`. The function that `outer` calls most is looked at. */
 typedef struct steps_level {
     uint32_t outer, depth;
     uint32_t name, filename; /* of the function */
@@ -772,8 +763,8 @@ steps_choose(const steps_tree *tree, const steps_level *level)
     return found;
 }
 
-/* Edges where a loop begins another round; the last round ends with the last
- * allocation of its function, and what is freed behind that. */
+/* Edges where a loop begins another round; the last round ends with the last allocation
+ * of its function, and what is freed behind that. */
 static nt_status
 steps_cut_loop(steps_work *w, steps_tree *tree, const steps_found_loop *loop,
                nt_error *err)
@@ -862,7 +853,6 @@ steps_find_loop(steps_work *w, steps_tree *tree, nt_error *err)
     return shorter.rounds == 0 ? NT_OK : steps_cut_loop(w, tree, &shorter, err);
 }
 
-/* The outermost loop of the program's own lines. */
 static nt_status
 steps_by_loop(steps_work *w, nt_error *err)
 {
@@ -888,12 +878,10 @@ steps_key(const steps_work *w, size_t event)
     return (uint32_t)nt_mix64(nt_mix64(what) + w->size[event]);
 }
 
-/*
- * The shortest period of the longest run of events that ends before `end` and has
+/* The shortest period of the longest run of events that ends before `end` and has
  * enough rounds; 0: there is none. *length: of the run. `borders` has room for `end`:
  * by the prefix function of the events read backwards, as in Knuth, Morris and Pratt,
- * SIAM J. on Computing 6, 1977.
- */
+ * SIAM J. on Computing 6, 1977. */
 static size_t
 steps_period(const uint32_t *keys, size_t end, uint32_t *borders, size_t *length)
 {
@@ -1006,18 +994,13 @@ nt_steps_mark_stacks(const nt_snapshot *snapshot, size_t device, uint8_t *marks)
     return found;
 }
 
-/*
- * Each event's role. Autograd's threads have no Python frames: where the trace has a
- * backward pass, events without a stack are of it.
- */
+/* Each event's role. Autograd's threads have no Python frames: where the trace has a
+ * backward pass, events without a stack are of it. */
 static nt_status
 steps_set_roles(steps_work *w, const uint8_t *roles, nt_error *err)
 {
     bool trains = false;
-    w->role = nt_allocate(&w->alloc, w->count);
-    if (w->role == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(nt_take(&w->alloc, (void **)&w->role, w->count, err));
     for (size_t i = 0; i < w->count; i++) {
         const uint8_t role =
             w->stack[i] == NT_NO_STACK ? NT_ROLE_EMPTY : roles[w->stack[i]];
@@ -1107,8 +1090,8 @@ nt_steps_find(const nt_alloc *alloc, const nt_snapshot *snapshot, size_t device,
         found.frame = w.frame;
     }
     nt_release(alloc, w.role, w.count);
-    nt_release(alloc, w.passes, w.pass_capacity * sizeof *w.passes);
-    nt_release(alloc, w.edges, w.edge_capacity * sizeof *w.edges);
+    NT_RELEASE(alloc, w.passes, w.pass_capacity);
+    NT_RELEASE(alloc, w.edges, w.edge_capacity);
     if (status == NT_OK) {
         *out = found;
     }
@@ -1119,8 +1102,7 @@ void
 nt_steps_clear(nt_steps *steps)
 {
     if (steps->edges != NULL) {
-        nt_release(&steps->alloc, steps->edges,
-                   (steps->count + 1) * sizeof *steps->edges);
+        NT_RELEASE(&steps->alloc, steps->edges, steps->count + 1);
     }
     *steps = (nt_steps){.alloc = steps->alloc, .text = NT_NONE, .frame = NT_NONE};
 }

@@ -1,30 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A device's trace cut into the steps of its program, by the best evidence there is:
+/* A device's trace cut into the steps of its program, by the best evidence there is:
  * texts that the program gave, its optimizer, its backward passes, a loop of its own,
  * or the same events over and over. What happens inside of a module is no step: the
- * layers of one forward pass recur as well.
- */
+ * layers of one forward pass recur as well. */
 #ifndef NT_STEPS_H
 #define NT_STEPS_H
 
 #include "base/nt_base.h"
+#include "trace/nt_passes.h"
 #include "trace/nt_snapshot.h"
-
-/* What a stack was doing; neutracer/trace/roles.py has the same numbers. */
-typedef enum nt_role {
-    NT_ROLE_EMPTY,     /* no frames */
-    NT_ROLE_USER,      /* nothing of the below */
-    NT_ROLE_MODULE,    /* inside of a call of an nn.Module */
-    NT_ROLE_BUILD,     /* making, moving or loading a module */
-    NT_ROLE_SEED,      /* backward() making the loss's gradient */
-    NT_ROLE_BACKWARD,  /* the backward pass */
-    NT_ROLE_OPTIMIZER, /* inside of an optimizer's step */
-    NT_ROLE_STATE,     /* an optimizer making its state */
-    NT_ROLE_ZERO_GRAD, /* zero_grad() */
-    NT_ROLE_SCALER,    /* the gradient scaler, gradient clipping */
-    NT_ROLE_COUNT,
-} nt_role;
 
 typedef enum nt_steps_how {
     NT_STEPS_NONE,
@@ -47,19 +31,15 @@ typedef struct nt_steps {
     uint32_t frame;  /* frame id of the line that begins a loop's steps, or NT_NONE */
 } nt_steps;
 
-/*
- * Marks the stacks that the device's events name: `marks` has a 0 for each stack id,
- * which becomes 1. Returns how many there are.
- */
+/* Marks the stacks that the device's events name: `marks` has a 0 for each stack id,
+ * which becomes 1. Returns how many there are. */
 size_t
 nt_steps_mark_stacks(const nt_snapshot *snapshot, size_t device, uint8_t *marks);
 
-/*
- * The steps of the trace of `device`, one of the sealed `snapshot`'s traces. `roles`
+/* The steps of the trace of `device`, one of the sealed `snapshot`'s traces. `roles`
  * has a role for each stack id that nt_steps_mark_stacks marks. Time is linear in
  * events, memory 17 bytes an event at most, for a while. nt_steps_clear gives *out
- * back.
- */
+ * back. */
 nt_status
 nt_steps_find(const nt_alloc *alloc, const nt_snapshot *snapshot, size_t device,
               const uint8_t *roles, nt_steps *out, nt_error *err) NT_CHECKED;

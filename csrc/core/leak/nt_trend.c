@@ -3,13 +3,11 @@
 
 #include <string.h>
 
-/*
- * The rule. A series grows where its own rank test shows a rise, and the medians, the
+/* The rule. A series grows where its own rank test shows a rise, and the medians, the
  * floors and the late floors of its twelfths each rise by a Mann-Kendall deviate above
  * TREND_GROWS. Floors that rise to the end are what a leak has and noise, bursts and
  * garbage do not. A driftless random walk has them in one of twelve cases, a leak in 99
- * of 100 at 2.8; at 3.5 it is one walk in 28 and 97 leaks of 100.
- */
+ * of 100 at 2.8; at 3.5 it is one walk in 28 and 97 leaks of 100. */
 #define TREND_GROWS 2.8
 
 /* The rank test's deviate from which on a rise is notable: the 2.5 % point of the
@@ -56,7 +54,7 @@ typedef struct trend_cuts {
 /* Columns of a least-squares fit at most: mean, line, bend, and the steps at cuts. */
 enum { TREND_COLUMNS = TREND_MOST_CUTS + 3 };
 
-/* ---- ranks and medians ---------------------------------------------------- */
+/* ---- ranks and medians ----------------------------------------------------------- */
 
 /* Of the normal distribution: 1 / (its third quartile), and its 97.5 % point. */
 #define TREND_MAD 1.4826
@@ -162,7 +160,6 @@ trend_pairs(trend_work *w, const double *values, size_t n, double *signs)
     return count;
 }
 
-/* The median of w->pairs. */
 static double
 trend_middle(trend_work *w, size_t count)
 {
@@ -180,10 +177,8 @@ trend_slope(trend_work *w, const double *values, size_t n)
     return trend_middle(w, trend_pairs(w, values, n, &signs));
 }
 
-/*
- * The variance of the Mann-Kendall sum where nothing grows; t equal values take
- * t (t - 1) (2 t + 5) / 18 off. The values in `scratch` come into another order.
- */
+/* The variance of the Mann-Kendall sum where nothing grows; t equal values take t (t -
+ * 1) (2 t + 5) / 18 off. The values in `scratch` come into another order. */
 static double
 trend_variance(double *scratch, size_t n)
 {
@@ -265,7 +260,7 @@ trend_noise(trend_work *w, const double *y, size_t n, double *centre)
     return trend_spread(w->change, n - 1, *centre, w->scratch);
 }
 
-/* ---- lines against steps, by least squares -------------------------------- */
+/* ---- lines against steps, by least squares --------------------------------------- */
 
 /* As in nt_trend_shape.c; where most changes are equal, so many times the mean one. */
 #define TREND_JUMP 6.0
@@ -366,7 +361,6 @@ trend_memory(const double *y, size_t n, const trend_cuts *cuts)
     return memory < 0.0 ? 0.0 : memory > most ? most : memory;
 }
 
-/* z of y. */
 static void
 trend_forget(double *z, const double *y, size_t m, double memory)
 {
@@ -389,10 +383,8 @@ trend_add_cut(trend_cuts *cuts, size_t at)
 /* What z is fitted with besides: nothing, a line, a line that bends. */
 enum { TREND_FLAT, TREND_LINE, TREND_BENT };
 
-/*
- * What z is fitted with by least squares: its mean, line, bend, and steps. A step
- * before point k of y is, in z, 1 at k - 1 and what memory leaves of 1 behind it.
- */
+/* What z is fitted with by least squares: its mean, line, bend, and steps. A step
+ * before point k of y is, in z, 1 at k - 1 and what memory leaves of 1 behind it. */
 typedef struct trend_model {
     double memory;
     size_t m;     /* items of z */
@@ -604,13 +596,11 @@ trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *cut
     return is_sure && bent.parts[2] < 0.0 && begin > 0.0 && end < share * begin;
 }
 
-/* ---- warm-up, bursts, saw-teeth ------------------------------------------- */
+/* ---- warm-up, bursts, saw-teeth -------------------------------------------------- */
 
-/*
- * A change is a jump at so many standard deviations of single changes: among a thousand
+/* A change is a jump at so many standard deviations of single changes: among a thousand
  * changes of normal noise there is none in a million series. A fall of a saw-tooth is
- * more than noise that remembers wanders off in all.
- */
+ * more than noise that remembers wanders off in all. */
 #define TREND_JUMP 6.0
 #define TREND_FALL 8.0
 
@@ -635,8 +625,8 @@ trend_levels_off(trend_work *w, const double *y, size_t n, const trend_cuts *cut
 enum { TREND_FASTER = 3 };
 
 /* Garbage piles up all the time. What stays within the first fifth of its rise for more
- * than two fifths of the time to the next fall is at rest: an evaluation comes now
- * and then, and gives back what it made. */
+ * than two fifths of the time to the next fall is at rest: an evaluation comes now and
+ * then, and gives back what it made. */
 #define TREND_REST_SHARE 0.2
 #define TREND_REST_TIME 0.4
 
@@ -946,7 +936,7 @@ trend_find_teeth(trend_work *w, const double *y, const double *raw, size_t n,
     }
 }
 
-/* ---- growth that slows ---------------------------------------------------- */
+/* ---- growth that slows ----------------------------------------------------------- */
 
 /* The point of the normal distribution with a fortieth beyond it. */
 #define TREND_FORTIETH 1.96
@@ -1030,7 +1020,7 @@ trend_has_slowed(trend_work *w, const double *y, size_t n)
            moment < -TREND_FORTIETH * trend_root(squares / 12.0);
 }
 
-/* ---- floors and medians of parts ------------------------------------------ */
+/* ---- floors and medians of parts ------------------------------------------------- */
 
 typedef enum trend_part_of { TREND_FLOOR, TREND_MEDIAN } trend_part_of;
 
@@ -1092,11 +1082,11 @@ trend_eighth(const double *y, size_t n)
     return all > 0.0 ? (y[n - 1] - late) / all : 0.0;
 }
 
-/* ---- the rule ------------------------------------------------------------- */
+/* ---- the rule -------------------------------------------------------------------- */
 
 /* A bend of so many standard errors is one: half of a hundredth of straight lines have
- * it. Behind a warm-up that came to its level little by little a twentieth is enough.
- */
+ * it. Behind a warm-up that came to its level little by little a twentieth is
+ * enough. */
 #define TREND_BEND 2.6
 #define TREND_BENT_AFTER 1.7
 
@@ -1128,7 +1118,7 @@ trend_work_clear(trend_work *w)
     nt_release(&w->alloc, w->scratch, size);
     nt_release(&w->alloc, w->change, size);
     nt_release(&w->alloc, w->raw, size);
-    nt_release(&w->alloc, w->pairs, w->pair_capacity * sizeof *w->pairs);
+    NT_RELEASE(&w->alloc, w->pairs, w->pair_capacity);
 }
 
 static nt_status
@@ -1352,11 +1342,9 @@ trend_settle(trend_work *w, const double *x, size_t n, trend_cuts *cuts, nt_tren
     }
 }
 
-/*
- * Tests x[out->warmup ..] and decides whether that grows. Growth that levels off is set
+/* Tests x[out->warmup ..] and decides whether that grows. Growth that levels off is set
  * aside, and the rest is reported: the part of it that goes on without slowing may be
- * growth.
- */
+ * growth. */
 static void
 trend_judge(trend_work *w, const double *x, size_t n, nt_trend *out)
 {
@@ -1434,13 +1422,13 @@ nt_trend_find(const nt_alloc *alloc, const uint64_t *values, size_t count,
     trend_look(&w, x, falls, n, find_warmup, &found);
     *out = found;
 done:
-    nt_release(alloc, x, n * sizeof *x);
-    nt_release(alloc, falls, n * sizeof *falls);
+    NT_RELEASE(alloc, x, n);
+    NT_RELEASE(alloc, falls, n);
     trend_work_clear(&w);
     return status;
 }
 
-/* ---- floors and highs of steps -------------------------------------------- */
+/* ---- floors and highs of steps --------------------------------------------------- */
 
 static nt_status
 trend_check_starts(const uint64_t *starts, size_t steps, size_t count, nt_error *err)

@@ -59,18 +59,15 @@ typedef struct cupti_buffer {
     struct cupti_buffer *next;
 } cupti_buffer;
 
-/*
- * CUPTI's callbacks have no argument of the caller's, and may come after the end of the
+/* CUPTI's callbacks have no argument of the caller's, and may come after the end of the
  * tracker that they were registered for: what they need is static. Nothing of CUPTI but
- * the reading of a buffer is called with the lock held.
- */
+ * the reading of a buffer is called with the lock held. */
 static pthread_mutex_t cupti_mutex = PTHREAD_MUTEX_INITIALIZER;
 static nt_cupti *cupti_current;   /* guard: cupti_mutex; NULL: none is on */
 static cupti_buffer *cupti_spare; /* guard: cupti_mutex */
 static size_t cupti_buffers;      /* all there are; guard: cupti_mutex */
 
-/* ---- buffers, on CUPTI's threads ---------------------------------------------------
- */
+/* ---- buffers, on CUPTI's threads ------------------------------------------------- */
 
 static void
 cupti_request(uint8_t **buffer, size_t *size, size_t *most_records)
@@ -186,8 +183,7 @@ cupti_release_buffers(void)
     }
 }
 
-/* ---- on and off --------------------------------------------------------------------
- */
+/* ---- on and off ------------------------------------------------------------------ */
 
 static nt_status
 cupti_fail(const nt_cupti *c, nt_status status, const char *what, nt_cupti_status code,
@@ -276,10 +272,8 @@ nt_cupti_start(const nt_alloc *alloc, const char *name, bool only_loaded,
                const nt_ledger_rule *rules, size_t rule_count, nt_cupti **out,
                nt_error *err)
 {
-    nt_cupti *c = nt_allocate(alloc, sizeof *c);
-    if (c == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_cupti *c;
+    NT_TRY(NT_NEW(alloc, c, 1, err));
     *c = (nt_cupti){.alloc = *alloc};
     nt_status status;
     NT_TRY_DONE(nt_library_open(name, only_loaded, &c->library, err));

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Every device allocation of this process with the library that requested it, by
+/* Every device allocation of this process with the library that requested it, by
  * CUPTI's memory activity, loaded at run time.
  *
  * CUPTI serves one tool at a time: beside another one, such as PyTorch's profiler,
@@ -11,8 +10,7 @@
  * for. A caller in Python gives up the GIL for start, flush and stop.
  *
  * One thread at a time starts, flushes, stops and frees; the allocator is used by other
- * threads too, one at a time.
- */
+ * threads too, one at a time. */
 #ifndef NT_CUPTI_H
 #define NT_CUPTI_H
 
@@ -39,13 +37,11 @@ typedef struct nt_cupti_state {
     uint64_t buffers; /* bytes of buffers held at once */
 } nt_cupti_state;
 
-/*
- * Switches the activity on, with CUPTI from the file or soname `name`; with
+/* Switches the activity on, with CUPTI from the file or soname `name`; with
  * `only_loaded` it is taken only if the process has loaded it. NT_REFUSED where it is
  * missing, does not start, has a version whose records are not known, or is on already
  * in this process: one at a time. Do not call it where the CUDA driver can't be loaded:
- * CUPTI of CUDA 13.2 ends the process there.
- */
+ * CUPTI of CUDA 13.2 ends the process there. */
 nt_status
 nt_cupti_start(const nt_alloc *alloc, const char *name, bool only_loaded,
                const nt_ledger_rule *rules, size_t rule_count, nt_cupti **out,

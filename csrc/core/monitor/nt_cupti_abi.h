@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What is used of CUPTI, declared here so that its headers are not needed.
+/* What is used of CUPTI, declared here so that its headers are not needed.
  * tests/fakes/toolkit_abi.c holds it against them where they are installed; it defines
- * NT_ABI_TOOLKIT and gives their types the names that stand here.
- */
+ * NT_ABI_TOOLKIT and gives their types the names that stand here. */
 #ifndef NT_CUPTI_ABI_H
 #define NT_CUPTI_ABI_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/*
- * What cuptiGetVersion returns. CUPTI counted by itself up to CUDA 12.9, which is 28;
- * since CUDA 13 it is the toolkit's number: 130001 is 13.0, update 1.
- */
+/* What cuptiGetVersion returns. CUPTI counted by itself up to CUDA 12.9, which is 28;
+ * since CUDA 13 it is the toolkit's number: 130001 is 13.0, update 1. */
 enum {
     NT_CUPTI_VERSION_LEAST = 16,      /* CUDA 11.5: the third form from here on */
     NT_CUPTI_VERSION_SOURCE = 24,     /* CUDA 12.6: the fourth form from here on */
@@ -36,11 +32,9 @@ enum {
     NT_CUPTI_MEMORY_MANAGED_STATIC = 7,
 };
 
-/*
- * A record of one allocation or release. Its beginning has been the same since the kind
+/* A record of one allocation or release. Its beginning has been the same since the kind
  * was introduced (CUDA 11.2). It ends with the file that asked, where CUPTI can tell
- * which. Records are packed and aligned to 8 bytes.
- */
+ * which. Records are packed and aligned to 8 bytes. */
 typedef struct nt_cupti_memory {
     int32_t kind; /* NT_CUPTI_KIND_MEMORY2 */
     int32_t operation;

@@ -463,11 +463,9 @@ device_list(nt_device *d, nt_error *err)
     return NT_OK;
 }
 
-/*
- * The drivers of CUDA 12.2 before its update 2 (535.43 to 535.86; 535.98 has no v3)
+/* The drivers of CUDA 12.2 before its update 2 (535.43 to 535.86; 535.98 has no v3)
  * fill rows of 32 bytes under the name of v3, and tell nobody: those are left alone.
- * Their v2 is as it always was.
- */
+ * Their v2 is as it always was. */
 static void
 device_drop_other_lists(nt_device *d)
 {
@@ -532,10 +530,8 @@ nt_status
 nt_device_open(const nt_alloc *alloc, const nt_device_names *names, nt_device **out,
                nt_error *err)
 {
-    nt_device *d = nt_allocate(alloc, sizeof *d);
-    if (d == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_device *d;
+    NT_TRY(NT_NEW(alloc, d, 1, err));
     const char *nvml = names != NULL && names->nvml != NULL ? names->nvml : DEVICE_NVML;
     *d = (nt_device){.alloc = *alloc, .driver_name = DEVICE_DRIVER};
     if (names != NULL && names->driver != NULL) {

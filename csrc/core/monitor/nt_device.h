@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The devices of this machine and who uses their memory, by NVML and the CUDA driver,
+/* The devices of this machine and who uses their memory, by NVML and the CUDA driver,
  * both loaded at run time. CUDA is never initialised: the driver is asked only where
  * this process has already started it, and no context is ever made.
  *
  * NVML knows all devices, numbered by `slot`; CUDA_VISIBLE_DEVICES means nothing to it.
  * The CUDA driver knows the visible ones, numbered by ordinal as PyTorch numbers them.
- * What the two have in common is the UUID.
- */
+ * What the two have in common is the UUID. */
 #ifndef NT_DEVICE_H
 #define NT_DEVICE_H
 
@@ -46,11 +44,9 @@ typedef struct nt_device_process {
     uint64_t used; /* bytes, or NT_DEVICE_UNKNOWN */
 } nt_device_process;
 
-/*
- * Loads NVML, if it is there, and lists its devices. The object is usable without it:
- * `nt_device_nvml_reason` says what is missing. Only lack of memory is failure.
- * An object belongs to the process that made it: a fork's child opens its own.
- */
+/* Loads NVML, if it is there, and lists its devices. The object is usable without it:
+ * `nt_device_nvml_reason` says what is missing. Only lack of memory is failure. An
+ * object belongs to the process that made it: a fork's child opens its own. */
 nt_status
 nt_device_open(const nt_alloc *alloc, const nt_device_names *names, nt_device **out,
                nt_error *err) NT_CHECKED;
@@ -81,19 +77,15 @@ nt_device_get(const nt_device *device, size_t slot);
 bool
 nt_device_find(nt_device *device, const char *uuid, size_t *slot);
 
-/*
- * The memory of a slot: some 3 microseconds. Any thread may call it, several at once.
- * NT_IO, in NVML's words, where the device does not answer.
- */
+/* The memory of a slot: some 3 microseconds. Any thread may call it, several at once.
+ * NT_IO, in NVML's words, where the device does not answer. */
 nt_status
 nt_device_read_memory(const nt_device *device, size_t slot, nt_device_memory *out,
                       nt_error *err) NT_CHECKED;
 
-/*
- * Processes that use a slot, each once, into `rows`. NT_REFUSED, in NVML's words, where
+/* Processes that use a slot, each once, into `rows`. NT_REFUSED, in NVML's words, where
  * it gives no list here; NT_LIMIT where there are more than `capacity`. Where a device
- * in use has an empty list, NVML keeps it back, as in some containers. Any thread.
- */
+ * in use has an empty list, NVML keeps it back, as in some containers. Any thread. */
 nt_status
 nt_device_read_processes(const nt_device *device, size_t slot, nt_device_process *rows,
                          size_t capacity, size_t *count, nt_error *err) NT_CHECKED;
@@ -103,10 +95,8 @@ nt_device_read_processes(const nt_device *device, size_t slot, nt_device_process
 bool
 nt_device_has_driver(nt_device *device);
 
-/*
- * The devices that CUDA shows to this process, by the driver. NT_REFUSED where it has
- * not been started in this process. Two threads must not call these three at once.
- */
+/* The devices that CUDA shows to this process, by the driver. NT_REFUSED where it has
+ * not been started in this process. Two threads must not call these three at once. */
 nt_status
 nt_device_count_visible(nt_device *device, size_t *count, nt_error *err) NT_CHECKED;
 
@@ -114,10 +104,8 @@ nt_status
 nt_device_get_visible(nt_device *device, size_t ordinal, nt_device_info *out,
                       nt_error *err) NT_CHECKED;
 
-/*
- * The driver's own figures, for where NVML is missing. free and used are
- * NT_DEVICE_UNKNOWN where this process has no context on the device.
- */
+/* The driver's own figures, for where NVML is missing. free and used are
+ * NT_DEVICE_UNKNOWN where this process has no context on the device. */
 nt_status
 nt_device_read_visible(nt_device *device, size_t ordinal, nt_device_memory *out,
                        nt_error *err) NT_CHECKED;

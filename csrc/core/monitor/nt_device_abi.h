@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What is used of NVML and of the CUDA driver, declared here so that neither's headers
+/* What is used of NVML and of the CUDA driver, declared here so that neither's headers
  * are needed. tests/fakes/toolkit_abi.c holds it against them where they are installed;
- * it defines NT_ABI_TOOLKIT and gives their types the names that stand here.
- */
+ * it defines NT_ABI_TOOLKIT and gives their types the names that stand here. */
 #ifndef NT_DEVICE_ABI_H
 #define NT_DEVICE_ABI_H
 

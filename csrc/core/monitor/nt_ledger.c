@@ -46,8 +46,7 @@ struct nt_ledger {
     uint64_t unmatched;
 };
 
-/* ---- making ------------------------------------------------------------------------
- */
+/* ---- making ---------------------------------------------------------------------- */
 
 static const char *
 ledger_copy_text(nt_ledger *l, const char *text)
@@ -79,10 +78,8 @@ nt_status
 nt_ledger_new(const nt_alloc *alloc, const nt_ledger_rule *rules, size_t rule_count,
               nt_ledger **out, nt_error *err)
 {
-    nt_ledger *l = nt_allocate(alloc, sizeof *l);
-    if (l == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_ledger *l;
+    NT_TRY(NT_NEW(alloc, l, 1, err));
     *l = (nt_ledger){.alloc = *alloc, .free_row = NT_NONE};
     nt_arena_init(&l->texts, *alloc);
     nt_map_init(&l->by_address, *alloc);
@@ -108,12 +105,12 @@ nt_ledger_free(nt_ledger *ledger)
     }
     nt_ledger *l = ledger;
     const nt_alloc alloc = l->alloc;
-    nt_release(&alloc, l->rules, l->rule_count * sizeof *l->rules);
-    nt_release(&alloc, l->owners, l->owner_room * sizeof *l->owners);
-    nt_release(&alloc, l->pending, l->pending_room * sizeof *l->pending);
-    nt_release(&alloc, l->order, l->order_room * sizeof *l->order);
-    nt_release(&alloc, l->rows, l->row_room * sizeof *l->rows);
-    nt_release(&alloc, l->uses, l->use_room * sizeof *l->uses);
+    NT_RELEASE(&alloc, l->rules, l->rule_count);
+    NT_RELEASE(&alloc, l->owners, l->owner_room);
+    NT_RELEASE(&alloc, l->pending, l->pending_room);
+    NT_RELEASE(&alloc, l->order, l->order_room);
+    NT_RELEASE(&alloc, l->rows, l->row_room);
+    NT_RELEASE(&alloc, l->uses, l->use_room);
     nt_map_clear(&l->by_address);
     nt_map_clear(&l->by_use);
     nt_strings_free(l->names);
@@ -122,8 +119,7 @@ nt_ledger_free(nt_ledger *ledger)
     nt_release(&alloc, l, sizeof *l);
 }
 
-/* ---- libraries ---------------------------------------------------------------------
- */
+/* ---- libraries ------------------------------------------------------------------- */
 
 /* The name of the file at `path`, without its folder and the numbers behind ".so". */
 static const char *
@@ -171,8 +167,8 @@ nt_ledger_find_library(nt_ledger *ledger, const char *path, uint32_t *out,
     uint32_t library, source;
     const char *name = ledger_name_of(l, path, &length);
     NT_TRY(nt_strings_intern(l->names, name, length, &library, err));
-    NT_TRY(nt_grow(&l->alloc, (void **)&l->owners, &l->owner_room,
-                   nt_strings_count(l->sources) + 1, sizeof *l->owners, err));
+    NT_TRY(NT_GROW(&l->alloc, l->owners, l->owner_room,
+                   nt_strings_count(l->sources) + 1, err));
     NT_TRY(nt_strings_intern(l->sources, path, path_length, &source, err));
     l->owners[source] = library;
     *out = library;
@@ -199,8 +195,7 @@ nt_ledger_source(const nt_ledger *ledger, size_t index, size_t *length,
     return nt_strings_get(ledger->sources, (uint32_t)index, length);
 }
 
-/* ---- live allocations --------------------------------------------------------------
- */
+/* ---- live allocations ------------------------------------------------------------ */
 
 /* The use of these three, made at first sight. */
 static nt_status
@@ -215,8 +210,7 @@ ledger_find_use(nt_ledger *l, uint32_t device, uint32_t kind, uint32_t library,
         return NT_OK;
     }
     const uint32_t made = (uint32_t)l->use_count;
-    NT_TRY(nt_grow(&l->alloc, (void **)&l->uses, &l->use_room, l->use_count + 1,
-                   sizeof *l->uses, err));
+    NT_TRY(NT_GROW(&l->alloc, l->uses, l->use_room, l->use_count + 1, err));
     NT_TRY(nt_map_set(&l->by_use, key, made, err));
     l->uses[l->use_count++] =
         (nt_ledger_use){.device = device, .library = library, .kind = kind};
@@ -250,8 +244,7 @@ ledger_find_row(nt_ledger *l, uint32_t *out, nt_error *err)
         *out = l->free_row;
         return NT_OK;
     }
-    NT_TRY(nt_grow(&l->alloc, (void **)&l->rows, &l->row_room, l->row_count + 1,
-                   sizeof *l->rows, err));
+    NT_TRY(NT_GROW(&l->alloc, l->rows, l->row_room, l->row_count + 1, err));
     *out = (uint32_t)l->row_count;
     l->rows[l->row_count++] = (ledger_row){.use = NT_NONE, .next = NT_NONE};
     l->free_row = *out;
@@ -322,18 +315,15 @@ ledger_apply(nt_ledger *l, const nt_ledger_record *r, nt_error *err)
     return ledger_add(l, &live, false, first, err);
 }
 
-/* ---- records -----------------------------------------------------------------------
- */
+/* ---- records --------------------------------------------------------------------- */
 
 nt_status
 nt_ledger_push(nt_ledger *ledger, const nt_ledger_record *record, nt_error *err)
 {
     nt_ledger *l = ledger;
     const size_t need = l->pending_count + 1;
-    NT_TRY(nt_grow(&l->alloc, (void **)&l->pending, &l->pending_room, need,
-                   sizeof *l->pending, err));
-    NT_TRY(nt_grow(&l->alloc, (void **)&l->order, &l->order_room, need,
-                   sizeof *l->order, err));
+    NT_TRY(NT_GROW(&l->alloc, l->pending, l->pending_room, need, err));
+    NT_TRY(NT_GROW(&l->alloc, l->order, l->order_room, need, err));
     l->pending[l->pending_count++] = (ledger_pending){*record, false};
     return NT_OK;
 }
@@ -378,8 +368,7 @@ nt_ledger_seed(nt_ledger *ledger, const nt_ledger_live *seed, nt_error *err)
     return ledger_add(ledger, seed, true, NT_NONE, err);
 }
 
-/* ---- what is known -----------------------------------------------------------------
- */
+/* ---- what is known --------------------------------------------------------------- */
 
 const nt_ledger_use *
 nt_ledger_uses(const nt_ledger *ledger, size_t *count)

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Device allocations of a process by the library that asked for them. Records come in
+/* Device allocations of a process by the library that asked for them. Records come in
  * any order, each with its time; they are held back until a caller knows that no older
  * one is on its way, and are then applied in the order of time.
  *
  * A release names no library: it is matched by its address. Where two allocations claim
  * one address, because a thread asked before the other had given back, a release ends
- * the older claim, so that the last state is right in either order.
- */
+ * the older claim, so that the last state is right in either order. */
 #ifndef NT_LEDGER_H
 #define NT_LEDGER_H
 
@@ -78,18 +76,14 @@ nt_ledger_push(nt_ledger *ledger, const nt_ledger_record *record,
 size_t
 nt_ledger_waiting(const nt_ledger *ledger);
 
-/*
- * Applies the waiting records in the order of time, but for the `keep` newest of them.
- * On failure those not applied keep waiting.
- */
+/* Applies the waiting records in the order of time, but for the `keep` newest of them.
+ * On failure those not applied keep waiting. */
 nt_status
 nt_ledger_settle(nt_ledger *ledger, size_t keep, nt_error *err) NT_CHECKED;
 
-/*
- * Adds an allocation from before the first record; does nothing where a live one has
+/* Adds an allocation from before the first record; does nothing where a live one has
  * that address. An allocation that claims the address later takes its place: the two
- * are one, seen twice.
- */
+ * are one, seen twice. */
 nt_status
 nt_ledger_seed(nt_ledger *ledger, const nt_ledger_live *seed, nt_error *err) NT_CHECKED;
 

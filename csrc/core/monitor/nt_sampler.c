@@ -44,8 +44,7 @@ struct nt_sampler {
     _Atomic uint32_t is_stopping; /* written with the lock; the thread sleeps on it */
 };
 
-/* ---- time and threads --------------------------------------------------------------
- */
+/* ---- time and threads ------------------------------------------------------------ */
 
 static uint64_t
 sampler_clock_ns(clockid_t clock)
@@ -113,8 +112,7 @@ sampler_init_lock(nt_sampler *s)
     (void)pthread_condattr_destroy(&monotonic);
 }
 
-/* ---- readings ----------------------------------------------------------------------
- */
+/* ---- readings -------------------------------------------------------------------- */
 
 /* The same reading, with the peaks since `before`: the allocator's own are higher than
  * they were where it went higher in between. */
@@ -262,8 +260,7 @@ nt_sampler_mark(nt_sampler *s)
     return mark;
 }
 
-/* ---- the thread --------------------------------------------------------------------
- */
+/* ---- the thread ------------------------------------------------------------------ */
 
 /* The next tick after `due_us`; those that have gone by are left out. */
 static uint64_t
@@ -365,8 +362,7 @@ nt_sampler_forget(nt_sampler *s)
     }
 }
 
-/* ---- what was seen -----------------------------------------------------------------
- */
+/* ---- what was seen --------------------------------------------------------------- */
 
 bool
 nt_sampler_wait(nt_sampler *s, uint64_t timeout_us, nt_alert *out)
@@ -425,8 +421,7 @@ nt_sampler_rows(nt_sampler *s, size_t index, bool phases, nt_sample_row *out,
     return all;
 }
 
-/* ---- from the first to the last ----------------------------------------------------
- */
+/* ---- from the first to the last -------------------------------------------------- */
 
 static nt_status
 sampler_check(const nt_sampler_options *o, const int32_t *devices, size_t count,
@@ -459,7 +454,6 @@ sampler_check(const nt_sampler_options *o, const int32_t *devices, size_t count,
     return NT_OK;
 }
 
-/* Takes memory for the devices and their histories. */
 static nt_status
 sampler_room(nt_sampler *s, size_t count, nt_error *err)
 {
@@ -481,8 +475,8 @@ static void
 sampler_release(nt_sampler *s)
 {
     const nt_alloc alloc = s->alloc;
-    nt_release(&alloc, s->devices, s->count * sizeof *s->devices);
-    nt_release(&alloc, s->rows, s->row_count * sizeof *s->rows);
+    NT_RELEASE(&alloc, s->devices, s->count);
+    NT_RELEASE(&alloc, s->rows, s->row_count);
     nt_release(&alloc, s, sizeof *s);
 }
 
@@ -492,10 +486,8 @@ nt_sampler_new(const nt_alloc *alloc, const nt_sampler_options *options,
                nt_sampler **out, nt_error *err)
 {
     NT_TRY(sampler_check(options, devices, count, err));
-    nt_sampler *s = nt_allocate(alloc, sizeof *s);
-    if (s == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_sampler *s;
+    NT_TRY(NT_NEW(alloc, s, 1, err));
     *s = (nt_sampler){.alloc = *alloc, .options = *options, .source = *source};
     atomic_store(&s->is_stopping, 1);
     s->unix_us = sampler_clock_ns(CLOCK_REALTIME) / 1000 - sampler_monotonic_us();

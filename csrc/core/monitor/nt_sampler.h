@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The monitor's own thread: reads the figures of devices at a steady pace through
+/* The monitor's own thread: reads the figures of devices at a steady pace through
  * function pointers, keeps a history of bounded size, and raises alerts. It runs no
- * Python, takes no memory after `new`, and nothing waits for it but `stop`.
- */
+ * Python, takes no memory after `new`, and nothing waits for it but `stop`. */
 #ifndef NT_SAMPLER_H
 #define NT_SAMPLER_H
 
@@ -50,10 +48,8 @@ typedef struct nt_sampler_memory {
     uint64_t cap;   /* bytes that the allocator may reserve; 0: as many as there are */
 } nt_sampler_memory;
 
-/*
- * Where readings come from; called by the sampler's thread and by nt_sampler_mark. A
- * NULL function is never called: readings may come through nt_sampler_put instead.
- */
+/* Where readings come from; called by the sampler's thread and by nt_sampler_mark. A
+ * NULL function is never called: readings may come through nt_sampler_put instead. */
 typedef struct nt_sampler_source {
     int (*stats)(void *ctx, int32_t device, nt_reading *out);
     void *stats_ctx;

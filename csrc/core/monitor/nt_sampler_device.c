@@ -147,7 +147,6 @@ alerts_push(nt_sampler_queue *queue, const nt_alert *alert)
     queue->count++;
 }
 
-/* Says that an alert is raised, or that it is over. */
 static void
 alerts_tell(nt_sampler_device *d, nt_sampler_queue *queue, nt_alert_kind kind,
             bool is_over, double value, double limit, uint64_t time_us)
@@ -198,8 +197,7 @@ alerts_apply(nt_sampler_device *d, const nt_sampler_options *options,
     }
 }
 
-/* ---- growth ------------------------------------------------------------------------
- */
+/* ---- growth ---------------------------------------------------------------------- */
 
 static uint64_t
 growth_floor(const nt_sampler_growth *g, uint64_t first, size_t count)
@@ -229,11 +227,9 @@ growth_close(nt_sampler_growth *g, uint64_t window_us)
            (double)window_us;
 }
 
-/*
- * How fast the floor of allocated rises, into *out when a slot ends: the lowest of the
+/* How fast the floor of allocated rises, into *out when a slot ends: the lowest of the
  * window's later half less the lowest of its earlier half. A saw-tooth that is no
- * longer than half of the window has no growth.
- */
+ * longer than half of the window has no growth. */
 static void
 growth_add(nt_sampler_growth *g, uint64_t window_us, uint64_t allocated,
            uint64_t time_us, double *out)
@@ -256,8 +252,7 @@ growth_add(nt_sampler_growth *g, uint64_t window_us, uint64_t allocated,
     g->floor = allocated;
 }
 
-/* ---- devices -----------------------------------------------------------------------
- */
+/* ---- devices --------------------------------------------------------------------- */
 
 void
 nt_sampler_device_init(nt_sampler_device *d, int32_t device)

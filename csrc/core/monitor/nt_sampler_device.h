@@ -12,11 +12,9 @@
 /* The window of growth is so many slots, each with its lowest allocated. */
 #define NT_SAMPLER_SLOTS 8
 
-/*
- * Rows of equal weight: each but the last holds `span` units, which are readings or, of
+/* Rows of equal weight: each but the last holds `span` units, which are readings or, of
  * phases, marks. When there is no room left, each two neighbours become one and the
- * span doubles: a history of any length keeps its extremes in bounded room.
- */
+ * span doubles: a history of any length keeps its extremes in bounded room. */
 typedef struct nt_sampler_history {
     nt_sample_row *rows;
     size_t room, count;

@@ -67,10 +67,8 @@ nt_status
 nt_pyramid_new(const nt_alloc *alloc, const uint64_t *values, size_t count,
                nt_pyramid **out, nt_error *err)
 {
-    nt_pyramid *p = nt_allocate(alloc, sizeof *p);
-    if (p == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_pyramid *p;
+    NT_TRY(NT_NEW(alloc, p, 1, err));
     *p = (nt_pyramid){.alloc = *alloc, .count = count};
     pyramid_measure(p);
     p->values = nt_allocate(alloc, count * sizeof *values);
@@ -96,8 +94,8 @@ nt_pyramid_free(nt_pyramid *p)
         return;
     }
     const nt_alloc alloc = p->alloc;
-    nt_release(&alloc, p->values, p->count * sizeof *p->values);
-    nt_release(&alloc, p->entries, p->entry_count * sizeof *p->entries);
+    NT_RELEASE(&alloc, p->values, p->count);
+    NT_RELEASE(&alloc, p->entries, p->entry_count);
     nt_release(&alloc, p, sizeof *p);
 }
 

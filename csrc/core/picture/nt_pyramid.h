@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Levels of detail of a series of bytes: the least and the largest value of any range
+/* Levels of detail of a series of bytes: the least and the largest value of any range
  * of it, exact, in a few steps. Level 0 is the series itself; each entry of level k
- * covers NT_PYRAMID_FANOUT entries of the level below it, the last one what is left.
- */
+ * covers NT_PYRAMID_FANOUT entries of the level below it, the last one what is left. */
 #ifndef NT_PYRAMID_H
 #define NT_PYRAMID_H
 

@@ -100,14 +100,12 @@ raster_extent(const nt_raster_units *units, const nt_raster_item *item, uint64_t
     *to = *from + ((uint64_t)item->length << units->length_shift);
 }
 
-/* The row of the timeline's allocations that a block is. */
 static inline uint32_t
 raster_block_row(const nt_raster *r, size_t block)
 {
     return r->block_rows == NULL ? (uint32_t)block : r->block_rows[block];
 }
 
-/* In bytes. */
 static inline uint64_t
 raster_block_size(const nt_raster *r, size_t block)
 {
@@ -273,11 +271,10 @@ raster_row_share(const nt_raster_rows *rows, uint32_t row)
                                : rows->span;
 }
 
-/*
- * States and addresses as pixels. A distance from the view's edge, times the number of
+/* States and addresses as pixels. A distance from the view's edge, times the number of
  * pixels, counts in fractions of which a pixel has as many as the view has positions:
- * whole numbers, so that what lies on the border between two pixels is never in doubt.
- */
+ * whole numbers, so that what lies on the border between two pixels is never in
+ * doubt. */
 
 /* Stretches of states whose columns are known, for a search to begin with: few enough
  * to stay in the processor's nearest cache. */
@@ -343,8 +340,8 @@ view_clamp(const nt_raster_time *time, uint64_t at)
     return at < time->x_first ? time->x_first : at > time->x_end ? time->x_end : at;
 }
 
-/* Positions rise, and most states are narrower than a pixel: it rarely takes a
- * division to see how far the next one is from the last. */
+/* Positions rise, and most states are narrower than a pixel: it rarely takes a division
+ * to see how far the next one is from the last. */
 static void
 raster_time_step(const nt_raster_time *time, nt_raster_place *place)
 {
@@ -450,11 +447,9 @@ raster_scale_of(const nt_raster *r, const nt_raster_view *view)
     };
 }
 
-/*
- * The address axis, and what stands on it. With a filter, which segment a block lies in
+/* The address axis, and what stands on it. With a filter, which segment a block lies in
  * is told by a sweep over the states: a set of the segments that stand, numbered by
- * address, in which the last one at or below the block's address is looked up.
- */
+ * address, in which the last one at or below the block's address is looked up. */
 
 /* The address behind `size` bytes at `address`; the last one where that would wrap. */
 static uint64_t
@@ -478,10 +473,8 @@ static nt_status
 map_segments(const nt_raster *r, nt_sort_item **out, size_t *count, nt_error *err)
 {
     const nt_segment_life_columns *s = nt_timeline_segments(r->timeline);
-    nt_sort_item *items = nt_allocate(&r->alloc, s->count * sizeof *items);
-    if (items == NULL && s->count != 0) {
-        return nt_fail_nomem(err);
-    }
+    nt_sort_item *items;
+    NT_TRY(NT_NEW(&r->alloc, items, s->count, err));
     size_t passed = 0;
     for (size_t row = 0; row < s->count; row++) {
         if (map_passes(r, row)) {
@@ -505,8 +498,7 @@ map_add_range(nt_raster *r, uint64_t first, uint64_t end, nt_error *err)
         last->size = size > last->size ? size : last->size;
         return NT_OK;
     }
-    NT_TRY(nt_grow(&r->alloc, (void **)&r->ranges, &r->range_capacity,
-                   r->range_count + 1, sizeof(nt_raster_range), err));
+    NT_TRY(NT_GROW(&r->alloc, r->ranges, r->range_capacity, r->range_count + 1, err));
     r->ranges[r->range_count++] = (nt_raster_range){first, end - first, 0};
     return NT_OK;
 }
@@ -524,7 +516,7 @@ raster_make_map(nt_raster *r, nt_error *err)
         const uint64_t size = s->size[items[i].value];
         status = map_add_range(r, items[i].key, map_end(items[i].key, size), err);
     }
-    nt_release(&r->alloc, items, s->count * sizeof *items);
+    NT_RELEASE(&r->alloc, items, s->count);
     NT_TRY(status);
     uint64_t position = 0;
     for (size_t i = 0; i < r->range_count; i++) {
@@ -679,7 +671,6 @@ map_holds(const nt_raster *r, const map_sweep *m, uint64_t address)
            address - m->segments[found].key < s->size[m->segments[found].value];
 }
 
-/* Adds the blocks that lie in the given segments. */
 static nt_status
 map_add_filtered(nt_raster *r, const nt_sort_item *segments, size_t count,
                  nt_error *err)
@@ -689,11 +680,7 @@ map_add_filtered(nt_raster *r, const nt_sort_item *segments, size_t count,
     const size_t bytes = (2 * count + a->count) * sizeof(nt_sort_item);
     NT_TRY(nt_bitset_init(&m.standing, r->alloc, count, err));
     nt_status status = NT_OK;
-    m.steps = nt_allocate(&r->alloc, bytes);
-    if (m.steps == NULL && bytes != 0) {
-        status = nt_fail_nomem(err);
-        goto done;
-    }
+    NT_TRY_DONE(nt_take(&r->alloc, (void **)&m.steps, bytes, err));
     map_list_steps(r, &m);
     for (size_t i = 0; i < m.step_count; i++) {
         const uint32_t value = m.steps[i].value;
@@ -766,10 +753,7 @@ map_make_room(nt_raster *r, nt_error *err)
         return nt_fail_nomem(err);
     }
     if (is_filtered && blocks != 0) {
-        r->block_rows = nt_allocate(&r->alloc, blocks * sizeof(uint32_t));
-        if (r->block_rows == NULL) {
-            return nt_fail_nomem(err);
-        }
+        NT_TRY(NT_NEW(&r->alloc, r->block_rows, blocks, err));
         r->block_capacity = blocks;
     }
     return NT_OK;
@@ -790,16 +774,14 @@ raster_make_items(nt_raster *r, nt_error *err)
     r->block_count = r->item_count;
     NT_TRY_DONE(map_add_segments(r, segments, count, err));
 done:
-    nt_release(&r->alloc, segments, s->count * sizeof *segments);
+    NT_RELEASE(&r->alloc, segments, s->count);
     return status;
 }
 
-/*
- * Shares of pixels, and what they have seen. Each row of pixels knows how much of it is
+/* Shares of pixels, and what they have seen. Each row of pixels knows how much of it is
  * in blocks and how much is reserved, in whole fractions; a sweep over the states
  * changes these with what begins and ends, and before a row changes, what it was is
- * written into the pixels of the time since its last change.
- */
+ * written into the pixels of the time since its last change. */
 
 /* A row of pixels while the sweep passes. */
 typedef struct sums_row {
@@ -816,8 +798,8 @@ typedef struct sums_sweep {
     nt_raster_place now;
     sums_row *rows;
     double per_area; /* turns fractions times fractions into a share of a pixel */
-    /* The items that begin or end with each of the view's states but the first, as
-     * item * 2 + (1 at its end): those of its state s are changes[change_first[s]] to
+    /* The items that begin or end with each of the view's states but the first, as item
+     * * 2 + (1 at its end): those of its state s are changes[change_first[s]] to
      * changes[change_first[s + 1] - 1]. */
     uint32_t *changes, *change_first;
     size_t change_count;
@@ -940,10 +922,7 @@ sums_sort(sums_sweep *d, nt_error *err)
     const nt_raster *r = d->raster;
     const uint32_t first = d->time->first, end = d->time->end;
     const size_t states = end - first;
-    d->change_first = nt_allocate(&r->alloc, (states + 1) * sizeof(uint32_t));
-    if (d->change_first == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&r->alloc, d->change_first, states + 1, err));
     for (size_t s = 0; s <= states; s++) {
         d->change_first[s] = 0;
     }
@@ -957,10 +936,7 @@ sums_sort(sums_sweep *d, nt_error *err)
         d->change_first[s] = sum;
     }
     d->change_count = sum;
-    d->changes = nt_allocate(&r->alloc, sum * sizeof(uint32_t));
-    if (d->changes == NULL && sum != 0) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&r->alloc, d->changes, sum, err));
     /* From the ends downwards, so that each count turns into where its state begins. */
     for (size_t i = raster_next(r, 0, first, end); i < r->item_count;
          i = raster_next(r, i + 1, first, end)) {
@@ -996,10 +972,7 @@ raster_sums(const nt_raster *r, const nt_raster_view *view, const nt_raster_time
     d.scale = raster_scale_of(r, view);
     d.per_area = 1.0 / ((double)d.scale.span * (double)time->span);
     d.now = raster_time_start(time);
-    d.rows = nt_allocate(&r->alloc, bytes);
-    if (d.rows == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(nt_take(&r->alloc, (void **)&d.rows, bytes, err));
     for (uint32_t at = 0; at < view->height; at++) {
         d.rows[at] = (sums_row){.since = d.now};
     }
@@ -1008,7 +981,7 @@ raster_sums(const nt_raster *r, const nt_raster_view *view, const nt_raster_time
     sums_states(&d);
 done:
     nt_release(&r->alloc, d.rows, bytes);
-    nt_release(&r->alloc, d.changes, d.change_count * sizeof(uint32_t));
+    NT_RELEASE(&r->alloc, d.changes, d.change_count);
     nt_release(&r->alloc, d.change_first,
                d.change_first == NULL
                    ? 0
@@ -1018,7 +991,6 @@ done:
 
 /* The largest blocks of a view, and all others as one band. */
 
-/* Whether a view sees a block in one of its states. */
 static bool
 top_is_seen(const nt_raster *r, const nt_raster_view *view, const nt_raster_time *time,
             const nt_raster_item *item)
@@ -1093,15 +1065,13 @@ nt_raster_top(const nt_raster *r, const nt_raster_view *view, size_t most,
     }
     *count = kept;
 done:
-    nt_release(&r->alloc, delta, states * sizeof *delta);
-    nt_release(&r->alloc, seen, r->block_count * sizeof *seen);
+    NT_RELEASE(&r->alloc, delta, states);
+    NT_RELEASE(&r->alloc, seen, r->block_count);
     return status;
 }
 
-/*
- * The planes of a view: what is reserved, and the largest blocks, which are painted one
- * by one.
- */
+/* The planes of a view: what is reserved, and the largest blocks, which are painted one
+ * by one. */
 
 /* Where a pixel of a column begins, from the view's first position: it sees what begins
  * before the next one's `begin` and ends behind its own `reach`. These differ by one
@@ -1179,10 +1149,8 @@ draw_items(const draw_job *d, uint64_t *keys, size_t i, size_t end, uint32_t *fi
     }
 }
 
-/*
- * The same of items that only one column sees: into `keys`, which are that column's.
- * Few blocks are higher than two pixels; which are in one is not to be foreseen.
- */
+/* The same of items that only one column sees: into `keys`, which are that column's.
+ * Few blocks are higher than two pixels; which are in one is not to be foreseen. */
 static inline void
 draw_in_column(const draw_job *d, uint64_t *keys, size_t i, size_t end, bool is_plain)
 {
@@ -1236,11 +1204,9 @@ draw_put_column(const draw_job *d, uint64_t *keys, uint64_t *of_column, uint32_t
     }
 }
 
-/*
- * Paints each block over the smaller ones in the pixels that see it, chunk after chunk.
+/* Paints each block over the smaller ones in the pixels that see it, chunk after chunk.
  * Where a column has many states, most chunks are seen by one column only: these are
- * painted side by side, since pixels above each other lie on pages of their own.
- */
+ * painted side by side, since pixels above each other lie on pages of their own. */
 static void
 draw_keys(const draw_job *d, uint64_t *keys, uint64_t *of_column)
 {
@@ -1328,7 +1294,6 @@ draw_put_planes(const draw_job *d, const uint64_t *keys, size_t pixels)
     }
 }
 
-/* What the blocks one by one do. */
 static nt_status
 draw_blocks(draw_job *d, nt_error *err)
 {
@@ -1336,10 +1301,8 @@ draw_blocks(draw_job *d, nt_error *err)
     const size_t height = d->view->height, pixels = d->view->width * height;
     const size_t key_bytes = (pixels + height) * sizeof(uint64_t);
     const size_t bytes = key_bytes + (height + BORDERS_BEHIND) * sizeof(draw_border);
-    uint64_t *keys = nt_allocate(alloc, bytes);
-    if (keys == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint64_t *keys;
+    NT_TRY(nt_take(alloc, (void **)&keys, bytes, err));
     memset(keys, 0, key_bytes);
     d->borders = (draw_border *)(keys + pixels + height);
     draw_find_borders(d);
@@ -1459,10 +1422,7 @@ static nt_status
 raster_make_chunks(nt_raster *r, nt_error *err)
 {
     r->chunk_count = r->item_count / NT_RASTER_CHUNK + 1;
-    r->chunks = nt_allocate(&r->alloc, r->chunk_count * sizeof *r->chunks);
-    if (r->chunks == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&r->alloc, r->chunks, r->chunk_count, err));
     for (size_t i = 0; i < r->chunk_count; i++) {
         r->chunks[i] = (nt_raster_chunk){UINT32_MAX, 0};
     }
@@ -1534,14 +1494,14 @@ nt_raster_free(nt_raster *r)
     const nt_alloc alloc = r->alloc;
     nt_release(&alloc, (void *)r->positions.wide, (r->states + 1) * sizeof(uint64_t));
     nt_release(&alloc, (void *)r->positions.narrow, (r->states + 1) * sizeof(uint32_t));
-    nt_release(&alloc, r->ranges, r->range_capacity * sizeof(nt_raster_range));
-    nt_release(&alloc, r->items, r->item_capacity * sizeof(nt_raster_item));
-    nt_release(&alloc, r->units.wides, r->wide_capacity * sizeof(nt_raster_wide));
-    nt_release(&alloc, r->segment_rows, r->segment_capacity * sizeof(uint32_t));
-    nt_release(&alloc, r->block_rows, r->block_capacity * sizeof(uint32_t));
+    NT_RELEASE(&alloc, r->ranges, r->range_capacity);
+    NT_RELEASE(&alloc, r->items, r->item_capacity);
+    NT_RELEASE(&alloc, r->units.wides, r->wide_capacity);
+    NT_RELEASE(&alloc, r->segment_rows, r->segment_capacity);
+    NT_RELEASE(&alloc, r->block_rows, r->block_capacity);
     nt_release(&alloc, r->ranks,
                r->ranks == NULL ? 0 : r->block_count * sizeof(uint32_t));
-    nt_release(&alloc, r->chunks, r->chunk_count * sizeof(nt_raster_chunk));
+    NT_RELEASE(&alloc, r->chunks, r->chunk_count);
     nt_release(&alloc, r, sizeof *r);
 }
 
@@ -1549,10 +1509,8 @@ nt_status
 nt_raster_new(const nt_alloc *alloc, const nt_timeline *timeline,
               const nt_raster_options *options, nt_raster **out, nt_error *err)
 {
-    nt_raster *r = nt_allocate(alloc, sizeof *r);
-    if (r == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_raster *r;
+    NT_TRY(NT_NEW(alloc, r, 1, err));
     *r = (nt_raster){.alloc = *alloc, .timeline = timeline, .options = *options};
     const nt_status status = raster_make(r, err);
     if (status != NT_OK) {

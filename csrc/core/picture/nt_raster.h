@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Pictures of memory: address upwards, time to the right, any number of pixels.
+/* Pictures of memory: address upwards, time to the right, any number of pixels.
  *
- * The time axis. A state is what stands after an event; state 0 stands before the
- * first one and state e + 1 after event e. State s begins at position x[s] and lasts
- * until x[s + 1]. By event each state is 1 wide. By time positions are microseconds
- * since the first event, the last state is 1 wide, and states of events with the same
- * time have no width; a time below an earlier one counts as that one.
+ * The time axis. A state is what stands after an event; state 0 stands before the first
+ * one and state e + 1 after event e. State s begins at position x[s] and lasts until
+ * x[s + 1]. By event each state is 1 wide. By time positions are microseconds since the
+ * first event, the last state is 1 wide, and states of events with the same time have
+ * no width; a time below an earlier one counts as that one.
  *
  * The address axis. Ranges that were ever reserved lie end to end, in the order of
  * their addresses; what was never reserved takes no room. With raw addresses there is
@@ -18,8 +17,7 @@
  * hole and reserved byte that overlaps its range of addresses. So nothing is too small
  * or too short to be seen, and nothing is seen where it was not. Beside what it has
  * seen, a pixel has the share of its area, bytes times time, that was in blocks and
- * that was reserved: states without width add nothing to these.
- */
+ * that was reserved: states without width add nothing to these. */
 #ifndef NT_RASTER_H
 #define NT_RASTER_H
 
@@ -79,13 +77,11 @@ typedef struct nt_raster_planes {
 
 typedef struct nt_raster nt_raster;
 
-/*
- * Prepares the pictures of `timeline`, which must outlive it. A block belongs to the
+/* Prepares the pictures of `timeline`, which must outlive it. A block belongs to the
  * segment that its address lies in when it is allocated; what was never reserved holds
  * no block. NT_ARGUMENT by time where the file has no times, and where an axis would be
  * longer than NT_RASTER_MOST_EXTENT. Time is n log n in allocations and segments,
- * memory about 17 bytes for each, and 4 or 8 for each event.
- */
+ * memory about 17 bytes for each, and 4 or 8 for each event. */
 nt_status
 nt_raster_new(const nt_alloc *alloc, const nt_timeline *timeline,
               const nt_raster_options *options, nt_raster **out,
@@ -107,30 +103,24 @@ nt_raster_ranges(const nt_raster *raster, size_t *count);
 nt_rising
 nt_raster_states(const nt_raster *raster, size_t *count);
 
-/*
- * Bytes of what is drawn in each state, nt_raster_states() of them: allocated blocks,
+/* Bytes of what is drawn in each state, nt_raster_states() of them: allocated blocks,
  * active ones, or what is reserved. Without a filter that is the timeline's series.
- * NT_ARGUMENT for NT_METRIC_REQUESTED.
- */
+ * NT_ARGUMENT for NT_METRIC_REQUESTED. */
 nt_status
 nt_raster_series(const nt_raster *raster, nt_metric metric, uint64_t *out,
                  nt_error *err) NT_CHECKED;
 
-/*
- * Draws a view, whose ends must lie on the axes, into `planes`. Time is linear in the
+/* Draws a view, whose ends must lie on the axes, into `planes`. Time is linear in the
  * blocks of the view and around it (of others one in 32 is looked at) and in the pixels
- * that they fill; for `seen` and `used` also in its events.
- */
+ * that they fill; for `seen` and `used` also in its events. */
 nt_status
 nt_raster_draw(const nt_raster *raster, const nt_raster_view *view,
                const nt_raster_planes *planes, nt_error *err) NT_CHECKED;
 
-/*
- * The largest blocks of a view: at most `most` rows of the timeline's allocations into
+/* The largest blocks of a view: at most `most` rows of the timeline's allocations into
  * `rows`, by size downwards, then by row; their number into *count. All others are one
  * band: `rest` gets, for each of the view's columns, the most bytes that they had in a
- * state that the column has seen. Blocks count whole, also where the view cuts them.
- */
+ * state that the column has seen. Blocks count whole, also where the view cuts them. */
 nt_status
 nt_raster_top(const nt_raster *raster, const nt_raster_view *view, size_t most,
               uint32_t *rows, size_t *count, uint64_t *rest, nt_error *err) NT_CHECKED;

@@ -73,10 +73,7 @@ series_find_starts(const nt_alloc *alloc, nt_strip_series *s, uint64_t *values,
     if (count > states / 2) {
         return NT_OK;
     }
-    s->starts = nt_allocate(alloc, count * sizeof(uint32_t));
-    if (s->starts == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(alloc, s->starts, count, err));
     s->count = count;
     size_t kept = 0;
     for (size_t i = 0; i < states; i++) {
@@ -120,10 +117,8 @@ series_make_levels(const nt_alloc *alloc, nt_strip_series *s, nt_error *err)
     for (size_t count = s->count; count > FANOUT;
          count = s->counts[s->level_count - 1]) {
         const size_t entries = (count + FANOUT - 1) / FANOUT;
-        nt_strip_most *level = nt_allocate(alloc, entries * sizeof *level);
-        if (level == NULL) {
-            return nt_fail_nomem(err);
-        }
+        nt_strip_most *level;
+        NT_TRY(NT_NEW(alloc, level, entries, err));
         s->levels[s->level_count] = level;
         s->counts[s->level_count++] = entries;
         for (size_t k = 0; k < entries; k++) {
@@ -143,10 +138,8 @@ static nt_status
 strip_series_make(const nt_alloc *alloc, const nt_timeline *timeline, nt_metric metric,
                   size_t states, nt_strip_series *s, nt_error *err)
 {
-    uint64_t *values = nt_allocate(alloc, states * sizeof *values);
-    if (values == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint64_t *values;
+    NT_TRY(NT_NEW(alloc, values, states, err));
     values[0] = nt_timeline_facts(timeline)->start_bytes[metric];
     nt_timeline_series(timeline, metric, values + 1);
     nt_status status;
@@ -155,7 +148,7 @@ strip_series_make(const nt_alloc *alloc, const nt_timeline *timeline, nt_metric 
     NT_TRY_DONE(series_make_levels(alloc, s, err));
 done:
     /* Last, so that nothing that stays lies in this room: something as large comes. */
-    nt_release(alloc, values, states * sizeof *values);
+    NT_RELEASE(alloc, values, states);
     return status;
 }
 
@@ -167,7 +160,7 @@ strip_series_clear(const nt_alloc *alloc, nt_strip_series *s)
     nt_release(alloc, s->low, s->low == NULL ? 0 : bytes);
     nt_release(alloc, s->high, s->high == NULL ? 0 : bytes);
     for (size_t k = 0; k < s->level_count; k++) {
-        nt_release(alloc, s->levels[k], s->counts[k] * sizeof(nt_strip_most));
+        NT_RELEASE(alloc, s->levels[k], s->counts[k]);
     }
 }
 
@@ -254,21 +247,20 @@ nt_strip_bytes(const nt_strip *strip, bool reserved, size_t state)
     return strip_series_at(reserved ? &strip->reserved : &strip->allocated, state);
 }
 
-/* ---- bands --------------------------------------------------------------------------
- */
+/* ---- bands ----------------------------------------------------------------------- */
 
 static nt_status
 strip_add_extra(nt_strip *strip, uint32_t row, int32_t event, bool ends, nt_error *err)
 {
-    NT_TRY(nt_grow(&strip->alloc, (void **)&strip->extras, &strip->extra_capacity,
-                   strip->extra_count + 1, sizeof *strip->extras, err));
+    NT_TRY(NT_GROW(&strip->alloc, strip->extras, strip->extra_capacity,
+                   strip->extra_count + 1, err));
     strip->extras[strip->extra_count++] =
         (nt_sort_item){.key = (uint64_t)event * 2 + ends, .value = row};
     return NT_OK;
 }
 
-/* Several rows may come and go with one event of a trace that lost some; an event
- * knows one of them. */
+/* Several rows may come and go with one event of a trace that lost some; an event knows
+ * one of them. */
 static nt_status
 strip_find_extras(nt_strip *strip, nt_error *err)
 {
@@ -287,7 +279,6 @@ strip_find_extras(nt_strip *strip, nt_error *err)
     return NT_OK;
 }
 
-/* What an event changes. */
 static void
 strip_step(const nt_strip *strip, size_t event, uint64_t *bands)
 {
@@ -333,8 +324,8 @@ strip_start_bands(const nt_strip *strip, uint64_t *bands)
 static void
 strip_release_bands(nt_strip *strip)
 {
-    nt_release(&strip->alloc, strip->checkpoints,
-               strip->checkpoint_count * strip->band_count * sizeof(uint64_t));
+    NT_RELEASE(&strip->alloc, strip->checkpoints,
+               strip->checkpoint_count * strip->band_count);
     strip->checkpoints = NULL;
     strip->codes = NULL;
     strip->checkpoint_count = strip->band_count = 0;
@@ -345,10 +336,8 @@ nt_strip_set_bands(nt_strip *strip, const uint8_t *codes, size_t count, nt_error
 {
     strip_release_bands(strip);
     const size_t checkpoints = (strip->states - 1) / CHECKPOINT + 1;
-    uint64_t *room = nt_allocate(&strip->alloc, checkpoints * count * sizeof *room);
-    if (room == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint64_t *room;
+    NT_TRY(NT_NEW(&strip->alloc, room, checkpoints * count, err));
     strip->codes = codes;
     strip->band_count = count;
     strip->checkpoints = room;
@@ -383,8 +372,7 @@ strip_bands_at(const nt_strip *strip, size_t state, size_t *known, uint64_t *ban
     *known = state;
 }
 
-/* ---- making and drawing -------------------------------------------------------------
- */
+/* ---- making and drawing ---------------------------------------------------------- */
 
 void
 nt_strip_free(nt_strip *strip)
@@ -396,7 +384,7 @@ nt_strip_free(nt_strip *strip)
     strip_release_bands(strip);
     strip_series_clear(&alloc, &strip->allocated);
     strip_series_clear(&alloc, &strip->reserved);
-    nt_release(&alloc, strip->extras, strip->extra_capacity * sizeof *strip->extras);
+    NT_RELEASE(&alloc, strip->extras, strip->extra_capacity);
     nt_release(&alloc, strip, sizeof *strip);
 }
 
@@ -404,10 +392,8 @@ nt_status
 nt_strip_new(const nt_alloc *alloc, const nt_timeline *timeline, nt_strip **out,
              nt_error *err)
 {
-    nt_strip *strip = nt_allocate(alloc, sizeof *strip);
-    if (strip == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_strip *strip;
+    NT_TRY(NT_NEW(alloc, strip, 1, err));
     *strip = (nt_strip){.alloc = *alloc,
                         .timeline = timeline,
                         .states = nt_timeline_event_count(timeline) + 1};
@@ -443,10 +429,8 @@ nt_strip_draw(const nt_strip *strip, const nt_strip_view *view,
     NT_TRY(strip_check(strip, view, err));
     const uint64_t span = view->end - view->first;
     const size_t room = (strip->band_count + 1) * sizeof(uint64_t);
-    uint64_t *bands = nt_allocate(&strip->alloc, room);
-    if (bands == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint64_t *bands;
+    NT_TRY(nt_take(&strip->alloc, (void **)&bands, room, err));
     size_t known = SIZE_MAX;
     const nt_rising at = view->positions;
     size_t next = nt_search_ahead(at, 0, strip->states, view->first, strip->states / 2);

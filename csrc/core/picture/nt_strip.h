@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A timeline as columns of pixels: in each the moment at which most was allocated, what
+/* A timeline as columns of pixels: in each the moment at which most was allocated, what
  * was reserved at most, and who had the bytes at that moment, in bands.
  *
  * States and positions are those of a picture (nt_raster): state 0 stands before the
  * first event, state e + 1 after event e. A column has seen the states that the picture
- * of the same width sees in it.
- */
+ * of the same width sees in it. */
 #ifndef NT_STRIP_H
 #define NT_STRIP_H
 
@@ -41,10 +39,9 @@ nt_strip_new(const nt_alloc *alloc, const nt_timeline *timeline, nt_strip **out,
 void
 nt_strip_free(nt_strip *strip);
 
-/*
- * Puts each row of the timeline's allocations into the band codes[row], below `count`.
- * The codes are the caller's, and stay until others are set. Time is linear in events.
- */
+/* Puts each row of the timeline's allocations into the band codes[row], below `count`.
+ * The codes are the caller's, and stay until others are set. Time is linear in
+ * events. */
 nt_status
 nt_strip_set_bands(nt_strip *strip, const uint8_t *codes, size_t count,
                    nt_error *err) NT_CHECKED;

@@ -57,7 +57,6 @@ scratch_is_nested(const categories *c, size_t row)
     return after == a->count || a->alloc_event[after] > end;
 }
 
-/* The stack ids of the device's events. */
 static const uint32_t *
 scratch_stacks(const categories *c)
 {
@@ -86,7 +85,6 @@ scratch_is_one_call(const categories *c, const uint32_t *stack, int32_t begin,
     return true;
 }
 
-/* What one operation makes and frees. */
 static void
 categories_scratch(categories *c)
 {
@@ -110,11 +108,9 @@ categories_scratch(categories *c)
     }
 }
 
-/*
- * Tensors that the program makes itself and that are as large as its gradients: masters
+/* Tensors that the program makes itself and that are as large as its gradients: masters
  * in fp32 and the averages of parameters are kept, the gradients of masters are made
- * after a backward pass and replaced by the next.
- */
+ * after a backward pass and replaced by the next. */
 
 /* What the rows of one stack amount to, in requested bytes. */
 typedef struct copies_of_stack {
@@ -273,17 +269,15 @@ categories_counted(const nt_map *map, uint64_t key)
     return count == NT_NONE ? 0 : count;
 }
 
-/* Adds 1 to what `map` has under `key`. */
 static nt_status
 categories_count(categories *c, nt_map *map, uint64_t key)
 {
     return nt_map_set(map, key, categories_counted(map, key) + 1, c->err);
 }
 
-/*
- * Parameters that a line of the program makes, in the __init__ of a module of its own
- * say: kept to the end, and as large as gradients for which there is no parameter yet.
- */
+/* Parameters that a line of the program makes, in the __init__ of a module of its own
+ * say: kept to the end, and as large as gradients for which there is no parameter
+ * yet. */
 static nt_status
 copies_find_made(categories *c)
 {
@@ -312,7 +306,6 @@ done:
     return status;
 }
 
-/* Tensors of the program's own as large as its gradients. */
 static nt_status
 categories_copies(categories *c)
 {
@@ -330,8 +323,8 @@ categories_copies(categories *c)
     } else {
         copies_decide(&k);
     }
-    nt_release(&c->alloc, k.sums, k.stacks * sizeof *k.sums);
-    nt_release(&c->alloc, k.ready, c->span_count * sizeof *k.ready);
+    NT_RELEASE(&c->alloc, k.sums, k.stacks);
+    NT_RELEASE(&c->alloc, k.ready, c->span_count);
     return status;
 }
 
@@ -375,12 +368,10 @@ categories_workspace(uint64_t asked)
     return kind;
 }
 
-/*
- * Drops workspaces from the survivors of one pass, rows first .. end - 1. What is as
+/* Drops workspaces from the survivors of one pass, rows first .. end - 1. What is as
  * large as a workspace and never freed may be one. The pass keeps as many of these as
  * modules have built tensors of that size, the last ones: a workspace is made by the
- * first operation that needs it.
- */
+ * first operation that needs it. */
 static void
 backward_drop_workspaces(categories *c, size_t first, size_t end)
 {
@@ -581,12 +572,10 @@ backward_of_size(const categories *c, const nt_map *there, size_t copies, size_t
                : NT_RULE_NONE;
 }
 
-/*
- * What was there before the trace began: its stack tells, its end, or its size. With
+/* What was there before the trace began: its stack tells, its end, or its size. With
  * two or three of which nobody knows more for each gradient, most are the optimizer's
  * state, and nothing in the file tells a parameter from a state of its size: in some
- * programs the parameters have the lowest addresses, in others the highest.
- */
+ * programs the parameters have the lowest addresses, in others the highest. */
 static nt_status
 backward_preexisting(categories *c)
 {
@@ -657,7 +646,6 @@ categories_next_call(const categories *c, int32_t event)
     return low;
 }
 
-/* The rule for an allocation of a line outside of modules. */
 static uint8_t
 categories_of_line(const categories *c, int32_t made, int32_t freed)
 {
@@ -705,7 +693,6 @@ categories_of_module(const categories *c, size_t row, int32_t made, int32_t free
     return categories_ends_soon(c, made, freed) ? NT_RULE_MODULE_OUTPUT : NT_RULE_NONE;
 }
 
-/* The rule for a row outside of backward passes, by its role. */
 static uint8_t
 categories_of_row(const categories *c, size_t row)
 {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What each allocation of a timeline was for: the rules, from roles, passes and
- * lifetimes. Where two readings are possible, a rule leaves the row as it is: unknown.
- */
+/* What each allocation of a timeline was for: the rules, from roles, passes and
+ * lifetimes. Where two readings are possible, a rule leaves the row as it is:
+ * unknown. */
 #ifndef NT_CATEGORIES_H
 #define NT_CATEGORIES_H
 
@@ -37,11 +36,9 @@ typedef enum nt_rule {
     NT_RULE_COUNT,
 } nt_rule;
 
-/*
- * Writes the nt_rule of each row of the timeline's allocations into `rules`, which has
+/* Writes the nt_rule of each row of the timeline's allocations into `rules`, which has
  * room for them. Time is linear in rows but for searches among passes, memory some 24
- * bytes a stack and a few a row. On failure `rules` holds nothing of use.
- */
+ * bytes a stack and a few a row. On failure `rules` holds nothing of use. */
 nt_status
 nt_categories_decide(const nt_alloc *alloc, const nt_passes *passes, uint8_t *rules,
                      nt_error *err) NT_CHECKED;

@@ -7,20 +7,7 @@
 
 /* Optional columns follow the ones every event fills. */
 static const nt_column_spec event_specs[] = {
-    NT_COLUMN(nt_event_columns, action),
-    NT_COLUMN(nt_event_columns, addr),
-    NT_COLUMN(nt_event_columns, size),
-    NT_COLUMN(nt_event_columns, stream),
-    NT_COLUMN(nt_event_columns, stack),
-    NT_COLUMN(nt_event_columns, time_us),
-    NT_COLUMN(nt_event_columns, device_free),
-    NT_COLUMN(nt_event_columns, pool_first),
-    NT_COLUMN(nt_event_columns, pool_second),
-    NT_COLUMN(nt_event_columns, compile_context),
-    NT_COLUMN(nt_event_columns, user_metadata),
-    NT_COLUMN(nt_event_columns, internal_metadata),
-    NT_COLUMN(nt_event_columns, forward),
-};
+    NT_EVENT_LIST(NT_COLUMN_SPEC, nt_event_columns)};
 
 enum {
     EVENT_TIME = 5,
@@ -40,8 +27,7 @@ nt_events_clear(nt_events *events)
         nt_release(&events->alloc, nt_column_get(&events->columns, event_specs[i]),
                    events->capacity[i] * event_specs[i].element);
     }
-    nt_release(&events->alloc, events->runs,
-               events->run_capacity * sizeof(nt_event_run));
+    NT_RELEASE(&events->alloc, events->runs, events->run_capacity);
     *events = (nt_events){.alloc = events->alloc};
 }
 
@@ -58,7 +44,6 @@ events_expand(const nt_events *events, size_t i, void *data)
                                 bytes);
 }
 
-/* Room for `need` rows in column `i`. */
 static nt_status
 events_grow_column(nt_events *events, size_t i, size_t need, nt_error *err)
 {
@@ -78,10 +63,8 @@ events_grow_column(nt_events *events, size_t i, size_t need, nt_error *err)
     return NT_OK;
 }
 
-/*
- * The optional column `i` is wanted: filled up to `rows` with the value that
- * stands for "absent" (all bits set for string ids, else zero).
- */
+/* The optional column `i` is wanted: filled up to `rows` with the value that stands for
+ * "absent" (all bits set for string ids, else zero). */
 static nt_status
 events_want_column(nt_events *events, size_t i, size_t rows, nt_error *err)
 {
@@ -128,6 +111,13 @@ nt_events_reserve(nt_events *events, const nt_event *event, nt_error *err)
     return NT_OK;
 }
 
+/* NT_NO_STACK, which is NT_NONE, where the column is not in use. */
+static uint32_t
+events_id_at(const uint32_t *column, size_t row)
+{
+    return column == NULL ? NT_NONE : column[row];
+}
+
 nt_event
 nt_events_row(const nt_event_columns *columns, size_t row)
 {
@@ -139,25 +129,13 @@ nt_events_row(const nt_event_columns *columns, size_t row)
         .stack = columns->stack[row],
         .time_us = columns->time_us == NULL ? 0 : columns->time_us[row],
         .device_free = columns->device_free == NULL ? 0 : columns->device_free[row],
-        .compile_context = NT_NONE,
-        .user_metadata = NT_NONE,
-        .internal_metadata = NT_NONE,
-        .forward = NT_NO_STACK,
+        .compile_context = events_id_at(columns->compile_context, row),
+        .user_metadata = events_id_at(columns->user_metadata, row),
+        .internal_metadata = events_id_at(columns->internal_metadata, row),
+        .forward = events_id_at(columns->forward, row),
     };
     if (columns->pool_second != NULL) {
         event.pool = (nt_pool_id){columns->pool_first[row], columns->pool_second[row]};
-    }
-    if (columns->compile_context != NULL) {
-        event.compile_context = columns->compile_context[row];
-    }
-    if (columns->user_metadata != NULL) {
-        event.user_metadata = columns->user_metadata[row];
-    }
-    if (columns->internal_metadata != NULL) {
-        event.internal_metadata = columns->internal_metadata[row];
-    }
-    if (columns->forward != NULL) {
-        event.forward = columns->forward[row];
     }
     return event;
 }
@@ -166,8 +144,8 @@ nt_status
 nt_events_pick(nt_events *events, size_t first, size_t count, nt_error *err)
 {
     NT_ASSERT(first + count <= events->columns.count);
-    NT_TRY(nt_grow(&events->alloc, (void **)&events->runs, &events->run_capacity,
-                   events->run_count + 1, sizeof(nt_event_run), err));
+    NT_TRY(NT_GROW(&events->alloc, events->runs, events->run_capacity,
+                   events->run_count + 1, err));
     nt_event_run *last =
         events->run_count == 0 ? NULL : &events->runs[events->run_count - 1];
     if (last != NULL && last->first + last->count == first) {
@@ -184,10 +162,8 @@ static nt_status
 events_arrange_column(nt_events *events, size_t i, nt_error *err)
 {
     const size_t element = event_specs[i].element;
-    char *fresh = nt_allocate(&events->alloc, events->picked * element);
-    if (fresh == NULL && events->picked != 0) {
-        return nt_fail_nomem(err);
-    }
+    char *fresh;
+    NT_TRY(nt_take(&events->alloc, (void **)&fresh, events->picked * element, err));
     char *old = nt_column_get(&events->columns, event_specs[i]);
     size_t row = 0;
     for (size_t run = 0; run < events->run_count; run++) {
@@ -217,8 +193,7 @@ nt_events_arrange(nt_events *events, nt_error *err)
         }
     }
     events->columns.count = events->picked;
-    nt_release(&events->alloc, events->runs,
-               events->run_capacity * sizeof(nt_event_run));
+    NT_RELEASE(&events->alloc, events->runs, events->run_capacity);
     events->runs = NULL;
     events->run_count = 0;
     events->run_capacity = 0;

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The trace events of a snapshot as columns. Columns that only newer PyTorch
- * writes come into being when the first event needs them.
- */
+/* The trace events of a snapshot as columns. Columns that only newer PyTorch writes
+ * come into being when the first event needs them. */
 #ifndef NT_EVENTS_H
 #define NT_EVENTS_H
 
 #include "base/nt_base.h"
+#include "base/nt_columns.h"
 #include "base/nt_map.h"
 #include "trace/nt_layout.h"
 
-/* Trace actions under PyTorch's names. Codes from NT_ACTION_COUNT on stand for
- * actions that only the file names: see nt_snapshot_action_name. */
+/* Trace actions under PyTorch's names. Codes from NT_ACTION_COUNT on stand for actions
+ * that only the file names: see nt_snapshot_action_name. */
 typedef enum nt_action {
     NT_ACTION_ALLOC,
     NT_ACTION_FREE_REQUESTED,
@@ -102,22 +101,25 @@ typedef struct nt_event {
                          NT_NO_STACK when not recorded */
 } nt_event;
 
+#define NT_EVENT_LIST(X, T)                                                            \
+    X(T, uint8_t, action)                                                              \
+    X(T, uint64_t, addr)                                                               \
+    X(T, uint64_t, size)                                                               \
+    X(T, uint64_t, stream)                                                             \
+    X(T, uint32_t, stack)                                                              \
+    X(T, int64_t, time_us)          /* NULL without NT_HAS_EVENT_TIME */               \
+    X(T, uint64_t, device_free)     /* NULL without NT_HAS_EVENT_DEVICE_FREE */        \
+    X(T, uint64_t, pool_first)      /* NULL without NT_HAS_EVENT_POOL */               \
+    X(T, uint64_t, pool_second)     /* NULL without NT_HAS_EVENT_POOL */               \
+    X(T, uint32_t, compile_context) /* string ids or NT_NONE; NULL without the key */  \
+    X(T, uint32_t, user_metadata)   /* the same */                                     \
+    X(T, uint32_t, internal_metadata) /* the same */                                   \
+    X(T, uint32_t, forward) /* stack ids or NT_NO_STACK; NULL without the key */
+
 /* Columns of `count` rows. A column whose key the file never had is NULL. */
 typedef struct nt_event_columns {
     size_t count;
-    uint8_t *action;
-    uint64_t *addr;
-    uint64_t *size;
-    uint64_t *stream;
-    uint32_t *stack;
-    int64_t *time_us;            /* NULL without NT_HAS_EVENT_TIME */
-    uint64_t *device_free;       /* NULL without NT_HAS_EVENT_DEVICE_FREE */
-    uint64_t *pool_first;        /* NULL without NT_HAS_EVENT_POOL */
-    uint64_t *pool_second;       /* NULL without NT_HAS_EVENT_POOL */
-    uint32_t *compile_context;   /* string ids or NT_NONE; NULL without the key */
-    uint32_t *user_metadata;     /* the same */
-    uint32_t *internal_metadata; /* the same */
-    uint32_t *forward;           /* stack ids or NT_NO_STACK; NULL without the key */
+    NT_EVENT_LIST(NT_COLUMN_FIELD, )
 } nt_event_columns;
 
 #define NT_EVENT_COLUMNS 13

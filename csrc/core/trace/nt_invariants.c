@@ -18,7 +18,6 @@ typedef struct nt_invariants_notes {
     nt_broken_note by_kind[NT_BROKEN_KINDS][NT_NOTED_DEVICES];
 } nt_invariants_notes;
 
-/* Counts one more block, segment or event of a kind. */
 static inline void
 invariants_note(nt_invariants_notes *notes, nt_broken kind, int32_t device,
                 uint64_t first, uint64_t bytes)
@@ -34,12 +33,10 @@ invariants_note(nt_invariants_notes *notes, nt_broken kind, int32_t device,
     note->bytes += bytes;
 }
 
-/*
- * The events of a file by themselves. A long trace is looked through in passes over
- * whole columns that only tell whether anything is wrong; what is, is looked for then.
- */
+/* The events of a file by themselves. A long trace is looked through in passes over
+ * whole columns that only tell whether anything is wrong; what is, is looked for
+ * then. */
 
-/* Gives the snapshot what was counted. */
 static nt_status
 invariants_notes_end(const nt_invariants_notes *notes, nt_error *err)
 {
@@ -411,10 +408,8 @@ static nt_status
 layout_sort_blocks(const layout_check *c, size_t first, size_t count)
 {
     nt_block_columns *b = c->blocks;
-    nt_block *rows = nt_allocate(&c->alloc, count * sizeof *rows);
-    if (rows == NULL) {
-        return nt_fail_nomem(c->err);
-    }
+    nt_block *rows;
+    NT_TRY(NT_NEW(&c->alloc, rows, count, c->err));
     for (size_t i = 0; i < count; i++) {
         c->items[i] = (nt_sort_item){b->address[first + i], (uint32_t)i};
     }
@@ -425,7 +420,7 @@ layout_sort_blocks(const layout_check *c, size_t first, size_t count)
                              b->state[at], b->stack[at]};
     }
     layout_swap_blocks(b, rows, first, count);
-    nt_release(&c->alloc, rows, count * sizeof *rows);
+    NT_RELEASE(&c->alloc, rows, count);
     return NT_OK;
 }
 
@@ -630,35 +625,18 @@ layout_compare_segments(layout_check *c)
     layout_find_shared(c);
 }
 
-/* The rows that stay move up. */
+#define LAYOUT_MOVE(columns, type, name) columns->name[to] = columns->name[from];
+
 static void
 layout_move_block(nt_block_columns *b, size_t to, size_t from)
 {
-    b->segment[to] = b->segment[from];
-    b->address[to] = b->address[from];
-    b->size[to] = b->size[from];
-    b->requested_size[to] = b->requested_size[from];
-    b->state[to] = b->state[from];
-    b->stack[to] = b->stack[from];
+    NT_BLOCK_LIST(LAYOUT_MOVE, b)
 }
 
 static void
 layout_move_segment(nt_segment_columns *s, size_t to, size_t from)
 {
-    s->device[to] = s->device[from];
-    s->address[to] = s->address[from];
-    s->total_size[to] = s->total_size[from];
-    s->allocated_size[to] = s->allocated_size[from];
-    s->active_size[to] = s->active_size[from];
-    s->requested_size[to] = s->requested_size[from];
-    s->stream[to] = s->stream[from];
-    s->pool_first[to] = s->pool_first[from];
-    s->pool_second[to] = s->pool_second[from];
-    s->kind[to] = s->kind[from];
-    s->is_expandable[to] = s->is_expandable[from];
-    s->stack[to] = s->stack[from];
-    s->block_first[to] = s->block_first[from];
-    s->block_count[to] = s->block_count[from];
+    NT_SEGMENT_LIST(LAYOUT_MOVE, s)
 }
 
 static void
@@ -744,7 +722,7 @@ invariants_layout(const nt_alloc *alloc, nt_snapshot *snapshot, nt_layout *layou
         .err = err,
     };
     const nt_status status = layout_run(&c);
-    nt_release(alloc, c.items, 2 * c.capacity * sizeof(nt_sort_item));
+    NT_RELEASE(alloc, c.items, 2 * c.capacity);
     nt_release(alloc, c.left_out, c.left_out_capacity);
     nt_release(alloc, c.overlaps, c.overlaps_capacity);
     return status;

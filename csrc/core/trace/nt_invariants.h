@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What every allocator's snapshot keeps, checked once, on what a file says: sizes that
+/* What every allocator's snapshot keeps, checked once, on what a file says: sizes that
  * a device can have, blocks inside their segment and beside each other, sums, addresses
  * that belong to one segment, times that do not run backwards. The trace against the
  * blocks is nt_timeline's.
  *
  * A file of which nothing can be said is refused. Where the rest can be used, what
- * can't be is left out or put right, and noted (nt_broken): no figure rests on it.
- */
+ * can't be is left out or put right, and noted (nt_broken): no figure rests on it. */
 #ifndef NT_INVARIANTS_H
 #define NT_INVARIANTS_H
 
@@ -28,11 +26,9 @@
 /* Clocks of different processors may disagree by so many microseconds. */
 #define NT_CLOCK_SKEW 100
 
-/*
- * Checks a snapshot that is filled, arranged and has its keys, before it is sealed.
+/* Checks a snapshot that is filled, arranged and has its keys, before it is sealed.
  * NT_MALFORMED, with the row in the message, for what no figure can rest on. Time is
- * linear in the events, and n log n in segments and blocks out of order.
- */
+ * linear in the events, and n log n in segments and blocks out of order. */
 nt_status
 nt_invariants_check(const nt_alloc *alloc, nt_snapshot *snapshot,
                     nt_error *err) NT_CHECKED;

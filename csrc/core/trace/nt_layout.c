@@ -6,27 +6,10 @@
 #include "base/nt_columns.h"
 
 static const nt_column_spec segment_specs[] = {
-    NT_COLUMN(nt_segment_columns, device),
-    NT_COLUMN(nt_segment_columns, address),
-    NT_COLUMN(nt_segment_columns, total_size),
-    NT_COLUMN(nt_segment_columns, allocated_size),
-    NT_COLUMN(nt_segment_columns, active_size),
-    NT_COLUMN(nt_segment_columns, requested_size),
-    NT_COLUMN(nt_segment_columns, stream),
-    NT_COLUMN(nt_segment_columns, pool_first),
-    NT_COLUMN(nt_segment_columns, pool_second),
-    NT_COLUMN(nt_segment_columns, kind),
-    NT_COLUMN(nt_segment_columns, is_expandable),
-    NT_COLUMN(nt_segment_columns, stack),
-    NT_COLUMN(nt_segment_columns, block_first),
-    NT_COLUMN(nt_segment_columns, block_count),
-};
+    NT_SEGMENT_LIST(NT_COLUMN_SPEC, nt_segment_columns)};
 
 static const nt_column_spec block_specs[] = {
-    NT_COLUMN(nt_block_columns, segment), NT_COLUMN(nt_block_columns, address),
-    NT_COLUMN(nt_block_columns, size),    NT_COLUMN(nt_block_columns, requested_size),
-    NT_COLUMN(nt_block_columns, state),   NT_COLUMN(nt_block_columns, stack),
-};
+    NT_BLOCK_LIST(NT_COLUMN_SPEC, nt_block_columns)};
 
 nt_status
 nt_layout_add_segment(nt_layout *layout, const nt_alloc *alloc, size_t *capacity,

@@ -53,10 +53,8 @@ struct nt_live_builder {
     nt_error *err;
 };
 
-/*
- * Live blocks by address in an open-addressing table of fixed size. What is removed
- * leaves no mark: the blocks behind it that are not at home move up.
- */
+/* Live blocks by address in an open-addressing table of fixed size. What is removed
+ * leaves no mark: the blocks behind it that are not at home move up. */
 
 typedef struct blocks_row {
     uint64_t address; /* 0: an empty slot */
@@ -121,7 +119,7 @@ nt_live_blocks_free(nt_live_blocks *blocks)
 {
     if (blocks != NULL) {
         const nt_alloc alloc = blocks->alloc;
-        nt_release(&alloc, blocks->rows, (size_t)blocks->slots * sizeof(blocks_row));
+        NT_RELEASE(&alloc, blocks->rows, (size_t)blocks->slots);
         nt_release(&alloc, blocks, sizeof *blocks);
     }
 }
@@ -217,7 +215,6 @@ live_builder_fail(nt_live_builder *b, nt_status status)
     return -1;
 }
 
-/* What the shim is told of a call's outcome. */
 static int
 live_note(nt_live_builder *b, nt_status status)
 {
@@ -233,9 +230,8 @@ live_add_segment(nt_live_builder *b, const nt_live_segment *segment)
     if (b->status != NT_OK) {
         return -1;
     }
-    const nt_status status =
-        nt_grow(&b->alloc, (void **)&b->segments, &b->segment_capacity,
-                b->segment_count + 1, sizeof(nt_live_row), b->err);
+    const nt_status status = NT_GROW(&b->alloc, b->segments, b->segment_capacity,
+                                     b->segment_count + 1, b->err);
     if (status == NT_OK) {
         b->segments[b->segment_count++] =
             (nt_live_row){.segment = *segment, .block_first = b->block_count};
@@ -250,14 +246,13 @@ live_append_block(nt_live_builder *b, const nt_live_block *block, uint32_t stack
         return nt_fail(b->err, NT_ARGUMENT, NT_NO_OFFSET,
                        "a block of the layout came before any segment");
     }
-    NT_TRY(nt_grow(&b->alloc, (void **)&b->blocks, &b->block_capacity,
-                   b->block_count + 1, sizeof(nt_live_block_row), b->err));
+    NT_TRY(
+        NT_GROW(&b->alloc, b->blocks, b->block_capacity, b->block_count + 1, b->err));
     b->blocks[b->block_count++] = (nt_live_block_row){*block, stack};
     b->segments[b->segment_count - 1].block_count++;
     return NT_OK;
 }
 
-/* add_bare of nt_live_api. */
 static int
 live_builder_add_bare(nt_live_builder *b, int32_t device, uint64_t address,
                       uint64_t size, uint32_t stack)
@@ -304,13 +299,11 @@ live_blocks_emit(const nt_live_blocks *blocks, nt_live_builder *builder, int32_t
     return failed;
 }
 
-/*
- * Line tables of CPython's code objects. That of 3.10 is pairs of bytes: how far the
+/* Line tables of CPython's code objects. That of 3.10 is pairs of bytes: how far the
  * range goes, and the step of the line (-128: no line). From 3.11 on an entry is a byte
  * with the top bit set, its kind and its length in code units, and then bytes without
  * the top bit: the step of the line as a varint for some kinds, implied by the others.
- * A table that leaves the lines that CPython can have is damaged, and has no line.
- */
+ * A table that leaves the lines that CPython can have is damaged, and has no line. */
 
 /* Kinds of entries from 3.11 on; below LINES_ONE_LINE the line does not step. */
 enum {
@@ -392,10 +385,8 @@ nt_live_line(const nt_ring_code *code, uint32_t lasti)
     }
 }
 
-/*
- * The entries of a ring as the events of a snapshot. The ring's own ids of stacks and
- * texts become the snapshot's when they are first met; lines are found then.
- */
+/* The entries of a ring as the events of a snapshot. The ring's own ids of stacks and
+ * texts become the snapshot's when they are first met; lines are found then. */
 
 /* Bytes that a name in a frame may have; longer ones are cut. Python's own limit for a
  * path is 4096 in practice. */
@@ -464,10 +455,7 @@ live_mark_copy(nt_live_mark *mark, const nt_alloc *alloc, uint64_t most, nt_erro
     count = count < most ? count : most;
     count = count < room ? count : room;
     mark->from = mark->head - count;
-    mark->entries = nt_allocate(alloc, (size_t)count * sizeof(nt_ring_entry));
-    if (mark->entries == NULL && count != 0) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(alloc, mark->entries, (size_t)count, err));
     mark->room = (size_t)count;
     mark->first = nt_ring_read(mark->ring, mark->from, mark->head, mark->entries);
     nt_ring_count(mark->ring, &mark->counts);
@@ -483,10 +471,10 @@ live_mark_copy(nt_live_mark *mark, const nt_alloc *alloc, uint64_t most, nt_erro
 static void
 live_mark_clear(nt_live_mark *mark, const nt_alloc *alloc)
 {
-    nt_release(alloc, mark->entries, mark->room * sizeof(nt_ring_entry));
-    nt_release(alloc, mark->stacks, mark->stack_room * sizeof(uint32_t));
-    nt_release(alloc, mark->frames, mark->frame_room * sizeof(uint32_t));
-    nt_release(alloc, mark->texts, mark->text_room * sizeof(uint32_t));
+    NT_RELEASE(alloc, mark->entries, mark->room);
+    NT_RELEASE(alloc, mark->stacks, mark->stack_room);
+    NT_RELEASE(alloc, mark->frames, mark->frame_room);
+    NT_RELEASE(alloc, mark->texts, mark->text_room);
 }
 
 /* A translation of `count` ids, none of them known yet. */
@@ -520,7 +508,6 @@ drain_character(const nt_ring_text *text, uint32_t i)
     }
 }
 
-/* A str of Python's as UTF-8 among the snapshot's strings. */
 static nt_status
 drain_text(nt_live_builder *b, const nt_ring_text *text, uint32_t *out)
 {
@@ -643,7 +630,6 @@ live_mark_drain(nt_live_mark *mark, nt_live_builder *b)
     return NT_OK;
 }
 
-/* The mark of a device, or NULL. */
 static nt_live_mark *
 live_find_mark(const nt_live_builder *b, int32_t device)
 {
@@ -663,8 +649,7 @@ live_add_mark(nt_live_builder *b, int32_t device, const nt_ring *ring, uint64_t 
         return nt_fail(b->err, NT_ARGUMENT, NT_NO_OFFSET,
                        "the layout has device %d twice, or out of range", (int)device);
     }
-    NT_TRY(nt_grow(&b->alloc, (void **)&b->marks, &b->mark_capacity, b->mark_count + 1,
-                   sizeof(nt_live_mark), b->err));
+    NT_TRY(NT_GROW(&b->alloc, b->marks, b->mark_capacity, b->mark_count + 1, b->err));
     nt_live_mark *mark = &b->marks[b->mark_count++];
     *mark = (nt_live_mark){.ring = ring,
                            .start = nt_ring_start(ring),
@@ -791,7 +776,6 @@ live_late_entry(const void *from, size_t i, char *name, int64_t *value)
     *value = mark->tail.late;
 }
 
-/* What the settings tell of the recording itself. */
 static nt_status
 live_set_recording(nt_live_builder *b)
 {
@@ -957,9 +941,9 @@ live_clear(nt_live_builder *b)
     for (size_t i = 0; i < b->mark_count; i++) {
         live_mark_clear(&b->marks[i], &b->alloc);
     }
-    nt_release(&b->alloc, b->marks, b->mark_capacity * sizeof(nt_live_mark));
-    nt_release(&b->alloc, b->segments, b->segment_capacity * sizeof(nt_live_row));
-    nt_release(&b->alloc, b->blocks, b->block_capacity * sizeof(nt_live_block_row));
+    NT_RELEASE(&b->alloc, b->marks, b->mark_capacity);
+    NT_RELEASE(&b->alloc, b->segments, b->segment_capacity);
+    NT_RELEASE(&b->alloc, b->blocks, b->block_capacity);
     nt_snapshot_free(b->snapshot);
 }
 

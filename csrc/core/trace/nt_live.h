@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A snapshot made of a live process: the layout that the shim gives, and the last
+/* A snapshot made of a live process: the layout that the shim gives, and the last
  * events of its rings, joined at the marker that each ring got when the layout was
- * taken. The columns are those of a file, so whatever works on one works on this.
- */
+ * taken. The columns are those of a file, so whatever works on one works on this. */
 #ifndef NT_LIVE_H
 #define NT_LIVE_H
 
@@ -26,15 +24,13 @@ typedef struct nt_live_tail {
 
 #define NT_LIVE_MOST_DEVICES 128
 
-/*
- * Takes a layout of all devices of a type from `source`, with at most the last
+/* Takes a layout of all devices of a type from `source`, with at most the last
  * `most_events` events of each, and seals it. allocator_settings says for each device,
  * under its number, whether earlier events are missing (trace_alloc_overflowed) and
  * whether there were allocations before the recording (trace_alloc_began_late).
  *
  * Needs no GIL. `tails` has room for NT_LIVE_MOST_DEVICES; *tail_count is how many it
- * has then. NT_IO when the source fails.
- */
+ * has then. NT_IO when the source fails. */
 nt_status
 nt_live_build(const nt_alloc *alloc, const nt_live_source *source,
               nt_live_device_type type, uint64_t most_events, nt_snapshot **out,

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What the core and the shim on c10 give each other. The binding hands the shim a
+/* What the core and the shim on c10 give each other. The binding hands the shim a
  * capsule with an `nt_live_api`; the shim hands an `nt_live_source` back. Neither is
  * linked with the other, and no state is held twice. C and C++, without Python.
  *
  * Functions return 0 on success unless they say otherwise; none of them throws. "The
  * producer" is the thread that holds the lock of the ring's device: what is marked so
- * takes no memory and no lock, and may be called inside the allocator.
- */
+ * takes no memory and no lock, and may be called inside the allocator. */
 #ifndef NT_LIVE_API_H
 #define NT_LIVE_API_H
 
@@ -36,12 +34,10 @@ typedef enum nt_live_action {
     NT_LIVE_ANNOTATE, /* torch 2.14 */
 } nt_live_action;
 
-/*
- * Flag of an entry from an allocator without segments (PyTorch's on the CPU): its
+/* Flag of an entry from an allocator without segments (PyTorch's on the CPU): its
  * blocks are segments of one block each. Only ALLOC and FREE_COMPLETED are pushed; a
  * drained ALLOC becomes segment_alloc and alloc, a FREE_COMPLETED becomes
- * free_requested, free_completed and segment_free.
- */
+ * free_requested, free_completed and segment_free. */
 #define NT_LIVE_FLAG_BARE 1u
 
 typedef enum nt_live_device_type { NT_LIVE_CUDA, NT_LIVE_CPU } nt_live_device_type;
@@ -111,8 +107,8 @@ typedef struct nt_live_block {
  * began it learns why: stop and return non-zero. */
 typedef struct nt_live_builder nt_live_builder;
 
-/* Blocks of an allocator that keeps no list of them, by address: a table of fixed
- * size. For one thread at a time. */
+/* Blocks of an allocator that keeps no list of them, by address: a table of fixed size.
+ * For one thread at a time. */
 typedef struct nt_live_blocks nt_live_blocks;
 
 /* What `_core` gives `_torch`. Valid for the rest of the process. */
@@ -144,8 +140,8 @@ typedef struct nt_live_api {
     int (*add_segment)(nt_live_builder *builder, const nt_live_segment *segment);
     /* A block of the segment added last, in the order of addresses. */
     int (*add_block)(nt_live_builder *builder, const nt_live_block *block);
-    /* A bare block: a segment and its one block, with its own stack (of the marked
-     * ring of its device, or NT_RING_NONE). */
+    /* A bare block: a segment and its one block, with its own stack (of the marked ring
+     * of its device, or NT_RING_NONE). */
     int (*add_bare)(nt_live_builder *builder, int32_t device, uint64_t address,
                     uint64_t size, uint32_t stack);
     /* Entries of allocator_settings, under PyTorch's keys. */
@@ -176,11 +172,9 @@ typedef struct nt_live_api {
     uint64_t (*blocks_count)(const nt_live_blocks *blocks);
 } nt_live_api;
 
-/*
- * What `_torch` gives `_core`: functions that any native thread may call, without the
+/* What `_torch` gives `_core`: functions that any native thread may call, without the
  * GIL, at any time until the process ends. `ctx` is handed back to each. A function
- * that can't be offered is NULL.
- */
+ * that can't be offered is NULL. */
 typedef struct nt_live_source {
     uint32_t version; /* NT_LIVE_API_VERSION */
     uint32_t size;    /* sizeof(nt_live_source) */
@@ -196,12 +190,10 @@ typedef struct nt_live_source {
     /* Out-of-memory events seen by our observer since it was attached. */
     uint64_t (*oom_count)(void *ctx, int32_t device);
 
-    /*
-     * The layout of all devices of a type: for each device that has a ring, set_mark
+    /* The layout of all devices of a type: for each device that has a ring, set_mark
      * with the ring and its head at the very moment of the layout (before the marker's
      * own push), then its segments in the order of addresses with their blocks, and the
-     * settings. Devices in ascending order. The ring must stay until `release`.
-     */
+     * settings. Devices in ascending order. The ring must stay until `release`. */
     int (*layout)(void *ctx, nt_live_device_type type, nt_live_builder *builder);
     /* The rings that the last `layout` of this thread marked are no longer read. */
     void (*release)(void *ctx);

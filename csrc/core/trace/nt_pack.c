@@ -64,7 +64,6 @@ pack_rows(uint64_t left)
     return left < NT_PACK_ROWS ? (size_t)left : NT_PACK_ROWS;
 }
 
-/* A column of the room for them. */
 static inline uint64_t *
 pack_column(uint64_t *numbers, size_t column)
 {
@@ -91,7 +90,6 @@ pack_put_bytes(nt_pack_out *out, const void *bytes, size_t count)
     }
 }
 
-/* What is written of each number. */
 static void
 numbers_fold(uint64_t *numbers, size_t count, nt_pack_how how)
 {
@@ -104,7 +102,6 @@ numbers_fold(uint64_t *numbers, size_t count, nt_pack_how how)
     }
 }
 
-/* The numbers again. */
 static void
 numbers_unfold(uint64_t *numbers, size_t count, nt_pack_how how)
 {
@@ -140,7 +137,6 @@ pack_put(nt_pack_out *out, uint64_t *numbers, size_t count, nt_pack_how how,
     }
 }
 
-/* One number. */
 static void
 pack_put_one(nt_pack_out *out, uint64_t number)
 {
@@ -496,19 +492,19 @@ settings_take(nt_pack_in *in, size_t row, const uint64_t *v)
     return nt_snapshot_add_setting(in->snapshot, &setting, in->err);
 }
 
+#define PACK_TABLE(name, ...) PACK_TABLE_OF(name, name, __VA_ARGS__)
+/* The rows that `from` gives, taken as those of `name`. */
+#define PACK_TABLE_OF(from, name, count, ...)                                          \
+    {count, {__VA_ARGS__}, from##_count, from##_give, name##_take}
+
 static const nt_pack_table texts_tables[] = {
-    {4, {IDS, IDS, IDS, IDS}, fx_count, fx_give, fx_take},
-    {4, {PLAIN, PLAIN, PLAIN, PLAIN}, frames_count, frames_give, frames_take},
-    {2, {PLAIN, STEPS}, stacks_count, stacks_give, stacks_take},
-    {1, {PLAIN}, actions_count, actions_give, actions_take},
-    {6,
-     {PLAIN, IDS, IDS, PLAIN, PLAIN, IDS},
-     settings_count,
-     settings_give,
-     settings_take},
+    PACK_TABLE(fx, 4, IDS, IDS, IDS, IDS),
+    PACK_TABLE(frames, 4, PLAIN, PLAIN, PLAIN, PLAIN),
+    PACK_TABLE(stacks, 2, PLAIN, STEPS),
+    PACK_TABLE(actions, 1, PLAIN),
+    PACK_TABLE(settings, 6, PLAIN, IDS, IDS, PLAIN, PLAIN, IDS),
 };
 
-/* Strings, frames, stacks, actions, settings: what rows have ids of. */
 static void
 pack_put_texts(nt_pack_out *out)
 {
@@ -527,8 +523,6 @@ pack_get_texts(nt_pack_in *in)
     }
     return NT_OK;
 }
-
-/* Segments, blocks, annotations, and notes of what a file said wrongly. */
 
 /* Segments and blocks ------------------------------------------------------ */
 
@@ -769,45 +763,22 @@ ignored_take(nt_pack_in *in, size_t row, const uint64_t *v)
                : pack_odd(in);
 }
 
-static const nt_pack_table rows_segments = {
-    12,
-    {STEPS, STEPS, PLAIN, PLAIN, PLAIN, PLAIN, STEPS, STEPS, STEPS, PLAIN, PLAIN, IDS},
-    segments_count,
-    segments_give,
-    segments_take,
-};
-static const nt_pack_table rows_blocks = {
-    6, {STEPS, STEPS, PLAIN, PLAIN, PLAIN, IDS}, blocks_count, blocks_give, blocks_take,
-};
-static const nt_pack_table rows_segments_before = {
-    12,
-    {STEPS, STEPS, PLAIN, PLAIN, PLAIN, PLAIN, STEPS, STEPS, STEPS, PLAIN, PLAIN, IDS},
-    segments_before_count,
-    segments_before_give,
-    segments_take,
-};
-static const nt_pack_table rows_blocks_before = {
-    6,
-    {STEPS, STEPS, PLAIN, PLAIN, PLAIN, IDS},
-    blocks_before_count,
-    blocks_before_give,
-    blocks_take,
-};
-static const nt_pack_table rows_annotations = {
-    4,
-    {PLAIN, IDS, PLAIN, STEPS},
-    annotations_count,
-    annotations_give,
-    annotations_take,
-};
-static const nt_pack_table rows_broken = {
-    5, {PLAIN, PLAIN, PLAIN, PLAIN, PLAIN}, broken_count, broken_give, broken_take,
-};
-static const nt_pack_table rows_ignored = {
-    1, {PLAIN}, ignored_count, ignored_give, ignored_take,
-};
+static const nt_pack_table rows_segments =
+    PACK_TABLE(segments, 12, STEPS, STEPS, PLAIN, PLAIN, PLAIN, PLAIN, STEPS, STEPS,
+               STEPS, PLAIN, PLAIN, IDS);
+static const nt_pack_table rows_blocks =
+    PACK_TABLE(blocks, 6, STEPS, STEPS, PLAIN, PLAIN, PLAIN, IDS);
+static const nt_pack_table rows_segments_before =
+    PACK_TABLE_OF(segments_before, segments, 12, STEPS, STEPS, PLAIN, PLAIN, PLAIN,
+                  PLAIN, STEPS, STEPS, STEPS, PLAIN, PLAIN, IDS);
+static const nt_pack_table rows_blocks_before =
+    PACK_TABLE_OF(blocks_before, blocks, 6, STEPS, STEPS, PLAIN, PLAIN, PLAIN, IDS);
+static const nt_pack_table rows_annotations =
+    PACK_TABLE(annotations, 4, PLAIN, IDS, PLAIN, STEPS);
+static const nt_pack_table rows_broken =
+    PACK_TABLE(broken, 5, PLAIN, PLAIN, PLAIN, PLAIN, PLAIN);
+static const nt_pack_table rows_ignored = PACK_TABLE(ignored, 1, PLAIN);
 
-/* Segments, blocks, annotations. */
 static void
 pack_put_rows(nt_pack_out *out)
 {
@@ -851,12 +822,10 @@ pack_get_notes(nt_pack_in *in)
     return pack_get_table(in, &rows_ignored);
 }
 
-/*
- * Events. Where memory is comes back all the time: a free names what was allocated, and
+/* Events. Where memory is comes back all the time: a free names what was allocated, and
  * an allocation takes what was freed or begins where another one ends. So an address is
  * how many allocations, or frees, ago it was seen, and a free has the size of what it
- * frees.
- */
+ * frees. */
 
 /* Where an address was seen before. */
 enum {
@@ -925,10 +894,8 @@ books_clear(event_books *books)
     for (int book = 0; book < BOOKS; book++) {
         nt_map_clear(&books->numbers[book]);
     }
-    nt_release(&books->alloc, books->opened.rows,
-               books->opened.capacity * sizeof(uint32_t));
-    nt_release(&books->alloc, books->asked.rows,
-               books->asked.capacity * sizeof(uint32_t));
+    NT_RELEASE(&books->alloc, books->opened.rows, books->opened.capacity);
+    NT_RELEASE(&books->alloc, books->asked.rows, books->asked.capacity);
 }
 
 static int
@@ -977,8 +944,8 @@ books_enter(event_books *books, uint8_t action, size_t row, nt_error *err)
     }
     event_rows *rows = side == SIDE_OPENS ? &books->opened : &books->asked;
     if (NT_UNLIKELY(rows->count == rows->capacity)) {
-        NT_TRY(nt_grow(&books->alloc, (void **)&rows->rows, &rows->capacity,
-                       rows->count + 1, sizeof(uint32_t), err));
+        NT_TRY(
+            NT_GROW(&books->alloc, rows->rows, rows->capacity, rows->count + 1, err));
     }
     rows->rows[rows->count++] = (uint32_t)row;
     return NT_OK;
@@ -1105,7 +1072,6 @@ events_present(const nt_event_columns *e)
     return present;
 }
 
-/* The events of all traces. */
 static void
 pack_put_events(nt_pack_out *out)
 {
@@ -1362,7 +1328,6 @@ nt_pack_save(const nt_alloc *alloc, const nt_snapshot *snapshot, const nt_sink *
     return out.status;
 }
 
-/* The keys, rows, events and notes of in->snapshot. */
 static nt_status
 pack_get_tables(nt_pack_in *in, uint64_t keys)
 {

@@ -111,10 +111,8 @@ passes_decide_stacks(nt_passes *p, const uint16_t *frames, nt_error *err)
     const nt_stacks *stacks = nt_snapshot_stacks(nt_timeline_snapshot(p->timeline));
     const uint32_t *innermost = nt_stacks_innermost(stacks);
     const uint32_t *parent = nt_stacks_parent(stacks);
-    passes_outer *outer = nt_allocate(&p->alloc, p->stacks * sizeof *outer);
-    if (outer == NULL) {
-        return nt_fail_nomem(err);
-    }
+    passes_outer *outer;
+    NT_TRY(NT_NEW(&p->alloc, outer, p->stacks, err));
     outer[NT_EMPTY_STACK] = (passes_outer){.user = NT_ROLE_USER};
     p->stack_role[NT_EMPTY_STACK] = NT_ROLE_EMPTY;
     p->torch[NT_EMPTY_STACK] = 0;
@@ -129,11 +127,10 @@ passes_decide_stacks(nt_passes *p, const uint16_t *frames, nt_error *err)
         p->stack_role[s] = passes_join(passes_frame_role(frame, 0, &closed), &outer[s]);
         p->torch[s] = (frame & NT_FRAME_TORCH) != 0;
     }
-    nt_release(&p->alloc, outer, p->stacks * sizeof *outer);
+    NT_RELEASE(&p->alloc, outer, p->stacks);
     return NT_OK;
 }
 
-/* The columns of the device's events, from its first one on. */
 static const uint32_t *
 passes_columns(const nt_timeline *t, const uint8_t **action)
 {
@@ -211,12 +208,10 @@ passes_add_backward(nt_passes *p, nt_span span, nt_error *err)
     return NT_OK;
 }
 
-/*
- * Finds the backward passes: runs of events in one, joined over what allocates nothing
+/* Finds the backward passes: runs of events in one, joined over what allocates nothing
  * (another thread's lines and the scaler's may come between; a pass ends where the
  * program goes on) and over what is made for passes of either direction, without those
- * that allocate nothing themselves.
- */
+ * that allocate nothing themselves. */
 static nt_status
 passes_find_backward(nt_passes *p, const uint8_t *action, nt_error *err)
 {
@@ -269,10 +264,8 @@ nt_passes_new(const nt_alloc *alloc, const nt_timeline *timeline,
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
                        "passes need what each frame of the snapshot says");
     }
-    nt_passes *p = nt_allocate(alloc, sizeof *p);
-    if (p == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_passes *p;
+    NT_TRY(NT_NEW(alloc, p, 1, err));
     *p = (nt_passes){.alloc = *alloc, .timeline = timeline};
     p->stacks = nt_stacks_count(stacks);
     p->events = nt_timeline_event_count(timeline);

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The forward and backward passes of a program that trains, from the stacks of its
+/* The forward and backward passes of a program that trains, from the stacks of its
  * events. What one frame says is decided by whoever knows PyTorch's files; what a whole
- * stack says, and which passes follow from it, is decided here.
- */
+ * stack says, and which passes follow from it, is decided here. */
 #ifndef NT_PASSES_H
 #define NT_PASSES_H
 
 #include "base/nt_base.h"
 #include "trace/nt_timeline.h"
 
-/* What a stack was doing. */
+/* What a stack was doing; neutracer/trace/roles.py has the same numbers. */
 typedef enum nt_role {
     NT_ROLE_EMPTY,  /* no frames */
     NT_ROLE_USER,   /* nothing of the below: the program's own lines and their calls */
@@ -53,11 +51,9 @@ nt_role_of(const uint16_t *frames, size_t count);
 
 typedef struct nt_passes nt_passes;
 
-/*
- * `frames` has what each frame id of the timeline's snapshot says, `frame_count` of
+/* `frames` has what each frame id of the timeline's snapshot says, `frame_count` of
  * them; NT_ARGUMENT where that is another number. The timeline must outlive the passes.
- * Time is linear in stacks and events; memory 8 bytes a stack and up to 5 an event.
- */
+ * Time is linear in stacks and events; memory 8 bytes a stack and up to 5 an event. */
 nt_status
 nt_passes_new(const nt_alloc *alloc, const nt_timeline *timeline,
               const uint16_t *frames, size_t frame_count, nt_passes **out,
@@ -67,10 +63,8 @@ nt_passes_free(nt_passes *passes);
 
 const nt_timeline *
 nt_passes_timeline(const nt_passes *passes);
-/*
- * The nt_role of each event. An event without a stack is of the backward pass where the
- * trace has one, since autograd's threads have no Python frames.
- */
+/* The nt_role of each event. An event without a stack is of the backward pass where the
+ * trace has one, since autograd's threads have no Python frames. */
 const uint8_t *
 nt_passes_roles(const nt_passes *passes);
 /* The nt_role of a stack of the snapshot; of NT_NO_STACK NT_ROLE_EMPTY. */

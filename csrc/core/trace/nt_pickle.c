@@ -61,11 +61,9 @@ enum {
     OP_BYTEARRAY8 = 0x96,
 };
 
-/*
- * One step of a record's form as it was seen last: the bytes of the opcode that
- * fetched the key, and of a short string that was its value. The next record is
- * held against them before anything is decoded.
- */
+/* One step of a record's form as it was seen last: the bytes of the opcode that fetched
+ * the key, and of a short string that was its value. The next record is held against
+ * them before anything is decoded. */
 typedef struct nt_pickle_step {
     uint64_t key_bytes, key_mask;
     uint64_t text_bytes, text_mask; /* mask 0: no short string seen */
@@ -78,10 +76,8 @@ typedef struct nt_pickle_step {
 /* Steps of the longest form that is remembered. */
 #define NT_PICKLE_MOST_STEPS 16
 
-/*
- * A list of fetched records as it was seen last: the bytes from its first item up to
- * APPENDS. The same bytes are the same sequence, as long as the memo entries stand.
- */
+/* A list of fetched records as it was seen last: the bytes from its first item up to
+ * APPENDS. The same bytes are the same sequence, as long as the memo entries stand. */
 #define NT_PICKLE_SEEN 64
 #define NT_PICKLE_SEEN_BYTES 120
 
@@ -126,10 +122,8 @@ typedef struct nt_pickle_part {
 #define NT_PICKLE_HOLES 12 /* of each kind */
 #define NT_PICKLE_FORM 192 /* bytes, with the padding */
 
-/*
- * A form of whole records. Parts follow each other with one open value between them;
- * the last one ends with SETITEMS.
- */
+/* A form of whole records. Parts follow each other with one open value between them;
+ * the last one ends with SETITEMS. */
 typedef struct nt_pickle_template {
     uint8_t bytes[NT_PICKLE_FORM], masks[NT_PICKLE_FORM];
     nt_pickle_hole holes[NT_HOLE_KINDS][NT_PICKLE_HOLES];
@@ -218,7 +212,6 @@ pickle_low_bytes(size_t count)
     return count == 0 ? 0 : UINT64_MAX >> 8 * (8 - count);
 }
 
-/* Reports NT_MALFORMED at the current opcode. */
 static nt_status
 pickle_malformed(nt_pickle *p, const char *what)
 {
@@ -236,10 +229,8 @@ pickle_set_limit(nt_pickle *p)
     }
 }
 
-/*
- * `count` bytes are at source->next .. limit. When the input ends before them,
- * p->truncated is set and NT_MALFORMED returned.
- */
+/* `count` bytes are at source->next .. limit. When the input ends before them,
+ * p->truncated is set and NT_MALFORMED returned. */
 static nt_status
 pickle_need_slow(nt_pickle *p, uint64_t count)
 {
@@ -302,8 +293,8 @@ pickle_is_element(const nt_pickle *p, nt_value value)
 /* Bytes looked at behind a record: two opcodes with arguments of four bytes. */
 #define NT_FAST_AHEAD 10
 
-/* What a fast function came to: it read its piece, or the piece is not of the
- * expected form, or the machine failed (p->err says). */
+/* What a fast function came to: it read its piece, or the piece is not of the expected
+ * form, or the machine failed (p->err says). */
 typedef enum nt_fast { NT_FAST_DONE, NT_FAST_OTHER, NT_FAST_FAILED } nt_fast;
 
 /* Leaves a fast function unless the piece was read. */
@@ -352,14 +343,11 @@ pickle_grow_memo(nt_pickle *p, size_t need)
             p->memo_capacity = expected;
         }
     }
-    return nt_grow(&p->alloc, (void **)&p->memo, &p->memo_capacity, need,
-                   sizeof(nt_value), p->err);
+    return NT_GROW(&p->alloc, p->memo, p->memo_capacity, need, p->err);
 }
 
-/*
- * A memo opcode, if one is at *at, stores `value`. Only the entry next in line:
- * then taking back is cutting the memo to its old length.
- */
+/* A memo opcode, if one is at *at, stores `value`. Only the entry next in line: then
+ * taking back is cutting the memo to its old length. */
 static inline nt_fast
 pickle_fast_memo(nt_pickle *p, const uint8_t **at, nt_value value)
 {
@@ -477,12 +465,10 @@ pickle_emit_sequence(nt_pickle *p, size_t count, nt_value *out)
     return NT_OK;
 }
 
-/* Room for `count` ids in p->scratch. */
 static nt_status
 pickle_reserve_scratch(nt_pickle *p, size_t count)
 {
-    return nt_grow(&p->alloc, (void **)&p->scratch, &p->scratch_capacity, count,
-                   sizeof(uint32_t), p->err);
+    return NT_GROW(&p->alloc, p->scratch, p->scratch_capacity, count, p->err);
 }
 
 static nt_status
@@ -573,10 +559,8 @@ pickle_fast_width(const uint8_t *at)
                                  : 2 + (size_t)at[1];
 }
 
-/*
- * Whether the dict before `at` is whole: what follows its SETITEMS, and a memo opcode,
- * is the next item or the end of a list. Anything else might be more pairs for it.
- */
+/* Whether the dict before `at` is whole: what follows its SETITEMS, and a memo opcode,
+ * is the next item or the end of a list. Anything else might be more pairs for it. */
 static inline bool
 pickle_fast_is_whole(const nt_pickle *p, const uint8_t *at)
 {
@@ -598,8 +582,8 @@ pickle_fast_is_whole(const nt_pickle *p, const uint8_t *at)
     return index < p->memo_count && nt_value_tag_of(p->memo[index]) != NT_VALUE_STRING;
 }
 
-/* A pair of a record that has been read: where its key and value lie, the number of
- * the key among the visitor's or another string id, and what its value is. */
+/* A pair of a record that has been read: where its key and value lie, the number of the
+ * key among the visitor's or another string id, and what its value is. */
 typedef struct nt_fast_pair {
     const uint8_t *key, *value, *end;
     nt_value is;
@@ -653,11 +637,9 @@ pickle_refuse(nt_pickle *p, uint8_t opcode)
                    name);
 }
 
-/*
- * Dicts that are records. Opcode by opcode they arrive as ordinary dicts and are
- * turned into records when they are placed. A trace repeats one form a million
- * times, though: pickle_fast_records reads that form.
- */
+/* Dicts that are records. Opcode by opcode they arrive as ordinary dicts and are turned
+ * into records when they are placed. A trace repeats one form a million times, though:
+ * pickle_fast_records reads that form. */
 
 /* NT_LIMIT if `item`, which was placed, is one of the dicts that are bounded, and the
  * list holds too many with the `waiting` items that are still to be appended. */
@@ -679,8 +661,8 @@ pickle_check_bound(nt_pickle *p, nt_value list, size_t waiting, nt_value item)
                    bound->name);
 }
 
-/* Whether what comes next is another dict or the end of a list, a frame's head
- * aside: then the dict on top of the stack is whole. */
+/* Whether what comes next is another dict or the end of a list, a frame's head aside:
+ * then the dict on top of the stack is whole. */
 static nt_status
 record_peek_item_end(nt_pickle *p, bool *ends)
 {
@@ -715,11 +697,9 @@ pickle_settle(nt_pickle *p)
                                            p->stack_count - floor, *top);
 }
 
-/*
- * Whole records held against one that was read before. Most bytes of an event are those
+/* Whole records held against one that was read before. Most bytes of an event are those
  * of the event before it: opcodes, keys, strings that stay. They are compared a word at
- * a time, and only what stands between them is decoded.
- */
+ * a time, and only what stands between them is decoded. */
 
 /* The longest string that is taken for one that stays. */
 #define TEMPLATE_TEXT 16
@@ -1173,7 +1153,6 @@ fast_text(nt_pickle *p, const uint8_t **at, nt_pickle_step *step, nt_value *out)
     return NT_FAST_DONE;
 }
 
-/* The pairs of a dict up to SETITEMS. */
 static inline nt_fast
 fast_pairs(nt_pickle *p, const uint8_t **cursor, bool nested, fast_fields *fields)
 {
@@ -1279,8 +1258,8 @@ fast_remember(nt_pickle *p, const uint8_t *bytes, const uint8_t *end, nt_value s
     memcpy(seen->bytes, bytes, length);
 }
 
-/* The items of a list at *at, all of them records of the sequence kind, behind its
- * mark if it has one, and what appends them. */
+/* The items of a list at *at, all of them records of the sequence kind, behind its mark
+ * if it has one, and what appends them. */
 static nt_fast
 fast_items(nt_pickle *p, const uint8_t **at, bool marked, nt_value *out)
 {
@@ -1448,10 +1427,8 @@ pickle_template_read(nt_pickle *p, const uint8_t **at, nt_value *out)
 
 /* Learning a form ---------------------------------------------------------- */
 
-/*
- * Records that lie whole in the window, read pair by pair straight into fields: the
- * keys are held against the form of the record before, and nothing becomes a dict.
- */
+/* Records that lie whole in the window, read pair by pair straight into fields: the
+ * keys are held against the form of the record before, and nothing becomes a dict. */
 
 /* Where the fast way wants the window to reach, so that records seldom straddle. */
 #define FAST_WINDOW ((size_t)4096)
@@ -1460,8 +1437,8 @@ static nt_status
 pickle_push(nt_pickle *p, nt_value value)
 {
     if (NT_UNLIKELY(p->stack_count == p->stack_capacity)) {
-        NT_TRY(nt_grow(&p->alloc, (void **)&p->stack, &p->stack_capacity,
-                       p->stack_count + 1, sizeof(nt_value), p->err));
+        NT_TRY(NT_GROW(&p->alloc, p->stack, p->stack_capacity, p->stack_count + 1,
+                       p->err));
     }
     p->stack[p->stack_count++] = value;
     return NT_OK;
@@ -1493,11 +1470,9 @@ fast_record(nt_pickle *p)
     return outcome;
 }
 
-/*
- * At an EMPTY_DICT opcode: reads whole records that lie in the window and pushes
- * them, as many as follow each other. *done is false, and nothing has happened,
- * when the first is not of the expected form: then the opcodes go one by one.
- */
+/* At an EMPTY_DICT opcode: reads whole records that lie in the window and pushes them,
+ * as many as follow each other. *done is false, and nothing has happened, when the
+ * first is not of the expected form: then the opcodes go one by one. */
 static nt_status
 pickle_fast_records(nt_pickle *p, bool *done)
 {
@@ -1645,10 +1620,8 @@ text_hexadecimal(const uint8_t *digits, size_t count, uint32_t *out)
     return true;
 }
 
-/*
- * One code point of Python's raw-unicode-escape at line[*at]: \uXXXX, \UXXXXXXXX
- * or a Latin-1 byte.
- */
+/* One code point of Python's raw-unicode-escape at line[*at]: \uXXXX, \UXXXXXXXX or a
+ * Latin-1 byte. */
 static bool
 text_code_point(const uint8_t *line, size_t length, size_t *at, uint32_t *point)
 {
@@ -1675,10 +1648,8 @@ text_unicode(nt_pickle *p, const uint8_t *line, size_t length)
         return nt_fail_nomem(p->err);
     }
     /* A Latin-1 byte becomes two bytes at most, an escape of six becomes three. */
-    uint8_t *utf8 = nt_allocate(&p->alloc, size);
-    if (utf8 == NULL) {
-        return nt_fail_nomem(p->err);
-    }
+    uint8_t *utf8;
+    NT_TRY(nt_take(&p->alloc, (void **)&utf8, size, p->err));
     nt_status status = NT_OK;
     size_t written = 0;
     for (size_t at = 0; at < length && status == NT_OK;) {
@@ -1728,7 +1699,6 @@ pickle_memo_put(nt_pickle *p, uint64_t index, nt_value value)
     return NT_OK;
 }
 
-/* The top of the stack goes into memo entry `index`. */
 static nt_status
 pickle_memoize(nt_pickle *p, uint64_t index)
 {
@@ -1747,7 +1717,6 @@ pickle_memo_get(nt_pickle *p, uint64_t index, nt_value *out)
     return NT_OK;
 }
 
-/* Memo entry `index` is pushed. */
 static nt_status
 pickle_fetch(nt_pickle *p, uint64_t index)
 {
@@ -1756,7 +1725,6 @@ pickle_fetch(nt_pickle *p, uint64_t index)
     return pickle_push(p, value);
 }
 
-/* GET and PUT: a memo index in decimal. */
 static nt_status
 text_memo(nt_pickle *p, const uint8_t *line, size_t length, bool put)
 {
@@ -1768,7 +1736,6 @@ text_memo(nt_pickle *p, const uint8_t *line, size_t length, bool put)
     return put ? pickle_memoize(p, index) : pickle_fetch(p, index);
 }
 
-/* INT, LONG, FLOAT, UNICODE, GET and PUT: opcodes with a line of text. */
 static nt_status
 pickle_text_opcode(nt_pickle *p, uint8_t opcode)
 {
@@ -1785,12 +1752,10 @@ pickle_text_opcode(nt_pickle *p, uint8_t opcode)
     }
 }
 
-/*
- * A file that ends early leaves containers open. Here they are closed from the
- * inside out: lists and the dicts that are values keep what was whole, and a
- * dict that was to become an item of a list (an event, block or segment that is
- * not all there) is left out.
- */
+/* A file that ends early leaves containers open. Here they are closed from the inside
+ * out: lists and the dicts that are values keep what was whole, and a dict that was to
+ * become an item of a list (an event, block or segment that is not all there) is left
+ * out. */
 
 static bool
 pickle_is_container(nt_value value)
@@ -1819,7 +1784,6 @@ pickle_is_waiting(const nt_pickle *p, size_t at)
            nt_value_tag_of(p->stack[at + 1]) == NT_VALUE_STRING;
 }
 
-/* Appends the values from stack height `first` up to the list below them. */
 static nt_status
 pickle_append_from(nt_pickle *p, size_t first)
 {
@@ -1875,10 +1839,8 @@ pickle_is_list_item(const nt_pickle *p, size_t at)
            nt_value_tag_of(p->stack[floor - 1]) == NT_VALUE_LIST;
 }
 
-/*
- * Without a mark between them, containers on top of a list are one inside the other:
- * from the top down to height `list` each goes into the list below it.
- */
+/* Without a mark between them, containers on top of a list are one inside the other:
+ * from the top down to height `list` each goes into the list below it. */
 static nt_status
 pickle_fold(nt_pickle *p, size_t list, size_t end)
 {
@@ -1892,7 +1854,6 @@ pickle_fold(nt_pickle *p, size_t list, size_t end)
     return NT_OK;
 }
 
-/* Puts the pairs from stack height `first` up into the dict below them. */
 static nt_status
 pickle_set_from(nt_pickle *p, size_t first)
 {
@@ -1913,8 +1874,8 @@ pickle_set_from(nt_pickle *p, size_t first)
     return NT_OK;
 }
 
-/* The open dict at height `first` - 1 gets the whole pairs above it; a list
- * among the values takes the containers that follow it, which were meant for it. */
+/* The open dict at height `first` - 1 gets the whole pairs above it; a list among the
+ * values takes the containers that follow it, which were meant for it. */
 static nt_status
 pickle_close_dict(nt_pickle *p, size_t first)
 {
@@ -1940,7 +1901,6 @@ pickle_close_dict(nt_pickle *p, size_t first)
     return pickle_set_from(p, first);
 }
 
-/* Closes what the last mark opened. */
 static nt_status
 pickle_close_mark(nt_pickle *p)
 {
@@ -1999,8 +1959,7 @@ pickle_push_mark(nt_pickle *p)
         return nt_fail(p->err, NT_LIMIT, p->opcode_offset,
                        "containers are nested more than %d deep", NT_PICKLE_MOST_DEPTH);
     }
-    NT_TRY(nt_grow(&p->alloc, (void **)&p->marks, &p->mark_capacity, p->mark_count + 1,
-                   sizeof(size_t), p->err));
+    NT_TRY(NT_GROW(&p->alloc, p->marks, p->mark_capacity, p->mark_count + 1, p->err));
     p->marks[p->mark_count++] = p->stack_count;
     return NT_OK;
 }
@@ -2320,7 +2279,6 @@ pickle_obey(nt_pickle *p, uint8_t opcode)
     }
 }
 
-/* Runs up to STOP. */
 static nt_status
 pickle_run(nt_pickle *p)
 {
@@ -2355,8 +2313,7 @@ static nt_status
 pickle_read(nt_pickle *p, nt_pickle_result *result)
 {
     /* From here on the stack is an array, even when nothing stands on it. */
-    NT_TRY(nt_grow(&p->alloc, (void **)&p->stack, &p->stack_capacity, 64,
-                   sizeof(nt_value), p->err));
+    NT_TRY(NT_GROW(&p->alloc, p->stack, p->stack_capacity, 64, p->err));
     NT_TRY(pickle_intern_words(p));
     const nt_status status = pickle_run(p);
     if (status != NT_OK) {
@@ -2398,9 +2355,9 @@ nt_pickle_read(const nt_alloc *alloc, nt_source *source, nt_strings *strings,
     if (status != NT_OK && told->offset == NT_NO_OFFSET) {
         told->offset = p.opcode_offset;
     }
-    nt_release(alloc, p.stack, p.stack_capacity * sizeof(nt_value));
-    nt_release(alloc, p.marks, p.mark_capacity * sizeof(size_t));
-    nt_release(alloc, p.memo, p.memo_capacity * sizeof(nt_value));
-    nt_release(alloc, p.scratch, p.scratch_capacity * sizeof(uint32_t));
+    NT_RELEASE(alloc, p.stack, p.stack_capacity);
+    NT_RELEASE(alloc, p.marks, p.mark_capacity);
+    NT_RELEASE(alloc, p.memo, p.memo_capacity);
+    NT_RELEASE(alloc, p.scratch, p.scratch_capacity);
     return status;
 }

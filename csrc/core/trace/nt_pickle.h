@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A pickle reader that cannot be attacked: protocols 0 to 5 as data. There is no
- * way to name a class, to call anything or to reach outside; opcodes that would
- * are refused with their name and offset. Dicts that the visitor has declared
- * as records are handed over as they come, so that a trace of a million events
- * never stands as a tree of values.
+/* A pickle reader that cannot be attacked: protocols 0 to 5 as data. There is no way to
+ * name a class, to call anything or to reach outside; opcodes that would are refused
+ * with their name and offset. Dicts that the visitor has declared as records are handed
+ * over as they come, so that a trace of a million events never stands as a tree of
+ * values.
  *
- * Bounds: nothing is allocated on the word of a length, memo index or count
- * before the bytes are there; memory and time are linear in the bytes read.
- */
+ * Bounds: nothing is allocated on the word of a length, memo index or count before the
+ * bytes are there; memory and time are linear in the bytes read. */
 #ifndef NT_PICKLE_H
 #define NT_PICKLE_H
 
@@ -31,11 +29,9 @@ typedef struct nt_pickle_bound {
     const char *name; /* what these dicts are, for the message */
 } nt_pickle_bound;
 
-/*
- * What is said about records. A dict whose keys include word number tags[k]
- * is a record of kind k (the lowest k counts). A list of nothing but records of
- * kind `sequence_kind`, one at least, is a sequence.
- */
+/* What is said about records. A dict whose keys include word number tags[k] is a record
+ * of kind k (the lowest k counts). A list of nothing but records of kind
+ * `sequence_kind`, one at least, is a sequence. */
 typedef struct nt_pickle_visitor {
     void *ctx;
     const char *const *words; /* interned first: word i has string id i */
@@ -65,13 +61,11 @@ typedef struct nt_pickle_result {
                           * and an unfinished dict in a list is left out */
 } nt_pickle_result;
 
-/*
- * Reads one pickle from `source`. Strings go into `strings` (which must be
- * empty), values into `values`; both must outlive the use of the result.
- * NT_REFUSED for an opcode that is never obeyed, NT_MALFORMED for anything that
- * breaks the format, with err->offset at the opcode. An input that ends before
- * anything stands is NT_MALFORMED.
- */
+/* Reads one pickle from `source`. Strings go into `strings` (which must be empty),
+ * values into `values`; both must outlive the use of the result. NT_REFUSED for an
+ * opcode that is never obeyed, NT_MALFORMED for anything that breaks the format, with
+ * err->offset at the opcode. An input that ends before anything stands is
+ * NT_MALFORMED. */
 nt_status
 nt_pickle_read(const nt_alloc *alloc, nt_source *source, nt_strings *strings,
                nt_values *values, const nt_pickle_visitor *visitor,

@@ -13,8 +13,8 @@
 
 enum { KIND_EVENT, KIND_FRAME, KINDS };
 
-/* Action codes are remembered for string ids below this; actions are among the
- * first strings of a file. */
+/* Action codes are remembered for string ids below this; actions are among the first
+ * strings of a file. */
 #define ACTION_CACHE 256
 #define ACTION_UNKNOWN UINT8_MAX
 
@@ -44,61 +44,13 @@ typedef struct nt_reader_place {
     uint64_t row;
 } nt_reader_place;
 
-/* Rows may be shared by reference in a pickle, and each reference makes a row.
- * Every item and pair of an honest file costs a byte at least, so one that asks
- * for more of them than its size (and these free ones) unfolds itself. */
+/* Rows may be shared by reference in a pickle, and each reference makes a row. Every
+ * item and pair of an honest file costs a byte at least, so one that asks for more of
+ * them than its size (and these free ones) unfolds itself. */
 #define FREE_WORK (UINT64_C(1) << 20)
 
-const char *const nt_reader_words[WORDS] = {
-    "action",
-    "addr",
-    "size",
-    "stream",
-    "time_us",
-    "device_free",
-    "pool_id",
-    "compile_context",
-    "user_metadata",
-    "internal_metadata",
-    "forward_frames",
-    "frames",
-    "filename",
-    "name",
-    "line",
-    "fx_node_op",
-    "fx_node_name",
-    "fx_node_target",
-    "fx_original_trace",
-    "segments",
-    "device_traces",
-    "allocator_settings",
-    "external_annotations",
-    "host_segments",
-    "host_traces",
-    "segments_before",
-    "device",
-    "address",
-    "total_size",
-    "allocated_size",
-    "active_size",
-    "requested_size",
-    "segment_type",
-    "segment_pool_id",
-    "is_expandable",
-    "blocks",
-    "state",
-    "history",
-    "real_size",
-    "stage",
-    "small",
-    "large",
-    "inactive",
-    "active_allocated",
-    "active_pending_free",
-    "active_awaiting_free",
-    "START",
-    "END",
-};
+const char *const nt_reader_words[WORDS] = {NT_READER_RECORD_KEYS(NT_READER_WORD)
+                                                NT_READER_OTHER_WORDS(NT_READER_WORD)};
 
 /* NT_MALFORMED about one row; the offset is filled in by nt_pickle where it can. */
 static nt_status
@@ -282,8 +234,8 @@ reader_odd_stack(nt_reader *r, nt_reader_place place, const nt_value_pair *items
     for (size_t i = 0; i < count; i++) {
         for (uint64_t step = 0; step < items[i].second; step++) {
             NT_TRY(reader_charge(r, 1));
-            NT_TRY(nt_grow(&r->alloc, (void **)&r->frames, &r->frames_capacity,
-                           filled + 1, sizeof(uint32_t), r->err));
+            NT_TRY(
+                NT_GROW(&r->alloc, r->frames, r->frames_capacity, filled + 1, r->err));
             const nt_value item = items[i].first;
             if (nt_value_tag_of(item) == NT_VALUE_RECORD &&
                 nt_value_kind(item) == KIND_FRAME) {
@@ -394,8 +346,7 @@ reader_forward(nt_reader *r, nt_reader_place place, nt_value value, uint32_t *ou
     NT_TRY(reader_charge(r, count));
     NT_TRY(nt_strings_intern(r->strings, "", 0, &empty, r->err));
     for (size_t i = 0; i < count; i++) {
-        NT_TRY(nt_grow(&r->alloc, (void **)&r->frames, &r->frames_capacity, i + 1,
-                       sizeof(uint32_t), r->err));
+        NT_TRY(NT_GROW(&r->alloc, r->frames, r->frames_capacity, i + 1, r->err));
         if (nt_value_tag_of(items[i].first) != NT_VALUE_STRING) {
             return reader_wrong_type(r, place, KEY_FORWARD_FRAMES, "a list of strings");
         }
@@ -779,7 +730,6 @@ reader_annotation(nt_reader *r, nt_value dict, uint64_t *unused)
     return nt_snapshot_add_annotation(r->snapshot, &annotation, r->err);
 }
 
-/* One value of allocator_settings, without its children. */
 static nt_status
 reader_setting_row(nt_reader *r, nt_value value, nt_setting *row)
 {
@@ -969,7 +919,6 @@ reader_host(nt_reader *r, nt_value segments, nt_value trace)
     return status;
 }
 
-/* Notes the keys at the top that are not read. */
 static nt_status
 reader_ignored(nt_reader *r, nt_value root)
 {
@@ -1089,7 +1038,7 @@ nt_reader_load(const nt_alloc *alloc, nt_source *source, nt_snapshot **out,
         status = reader_run(&r, source);
     }
     nt_values_free(r.values);
-    nt_release(alloc, r.frames, r.frames_capacity * sizeof(uint32_t));
+    NT_RELEASE(alloc, r.frames, r.frames_capacity);
     if (status != NT_OK) {
         nt_snapshot_free(r.snapshot);
         return status;

@@ -122,8 +122,8 @@ nt_may_use(const nt_settings *settings, uint64_t block_size, uint64_t rounded)
 uint64_t
 nt_largest_request(const nt_settings *settings, uint64_t block_size, bool small)
 {
-    /* Rounding grows with the request, and so does the chance that the oversize
-     * rules allow it: what rounds to the most is the only one to look at. */
+    /* Rounding grows with the request, and so does the chance that the oversize rules
+     * allow it: what rounds to the most is the only one to look at. */
     const uint64_t most = small ? NT_SMALL_SIZE : NT_LARGEST_REQUEST;
     uint64_t low = 0;
     uint64_t high = block_size < most ? block_size : most;

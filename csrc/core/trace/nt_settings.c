@@ -502,8 +502,8 @@ typedef struct settings_list {
     bool any;    /* one was named */
 } settings_list;
 
-/* One `MiB:divisions` of a list. The first one stands for smaller requests as well,
- * and `>` for all that are larger than the interval named last. */
+/* One `MiB:divisions` of a list. The first one stands for smaller requests as well, and
+ * `>` for all that are larger than the interval named last. */
 static nt_status
 settings_take_interval(settings_parser *s, settings_list *list)
 {

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The allocator's settings: the text of PYTORCH_CUDA_ALLOC_CONF parsed with
- * PyTorch's own rules (which keys, which ranges, both forms of
- * roundup_power2_divisions), for reports, replay and model alike.
- */
+/* The allocator's settings: the text of PYTORCH_CUDA_ALLOC_CONF parsed with PyTorch's
+ * own rules (which keys, which ranges, both forms of roundup_power2_divisions), for
+ * reports, replay and model alike. */
 #ifndef NT_SETTINGS_H
 #define NT_SETTINGS_H
 
 #include "base/nt_base.h"
 
-/* One entry a power of two of MiB: entry i holds the divisions for requests from
- * 2^i MiB up to 2^(i+1) MiB; the first also for smaller ones, the last for larger. */
+/* One entry a power of two of MiB: entry i holds the divisions for requests from 2^i
+ * MiB up to 2^(i+1) MiB; the first also for smaller ones, the last for larger. */
 #define NT_ROUNDUP_INTERVALS 16
 
 /* No limit: `max_split_size` unset. */
@@ -33,8 +31,7 @@ typedef struct nt_settings {
 nt_settings
 nt_settings_default(void);
 
-/*
- * Parses `text` (`length` bytes, no terminator needed) over the defaults; a key that
+/* Parses `text` (`length` bytes, no terminator needed) over the defaults; a key that
  * comes twice counts as it comes last, and white space means nothing. Unknown keys,
  * malformed numbers and values outside PyTorch's ranges are NT_ARGUMENT, and *out is
  * untouched; err->offset is the byte in `text`, and the message names the legal keys or
@@ -54,17 +51,14 @@ nt_settings_default(void);
  *
  * Where PyTorch reads on after an error the text is refused here: trash behind a
  * number, a sign before it, a separator that is missing or too many, and divisions
- * above 2^31, which PyTorch would only use for requests of more than a TiB.
- */
+ * above 2^31, which PyTorch would only use for requests of more than a TiB. */
 nt_status
 nt_settings_parse(const char *text, size_t length, nt_settings *out,
                   nt_error *err) NT_CHECKED;
 
-/*
- * Writes the settings that differ from the default in PyTorch's syntax (sizes in whole
+/* Writes the settings that differ from the default in PyTorch's syntax (sizes in whole
  * MiB) into `buffer`, cut to fit and always terminated when `size` is above 0. Returns
- * the length of the whole text without its terminator.
- */
+ * the length of the whole text without its terminator. */
 size_t
 nt_settings_format(const nt_settings *settings, char *buffer, size_t size);
 

@@ -210,9 +210,8 @@ calls_name(size_t device, char name[24])
 nt_status
 nt_snapshot_add_setting(nt_snapshot *snapshot, const nt_setting *setting, nt_error *err)
 {
-    NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->settings_rows,
-                   &snapshot->setting_capacity, snapshot->setting_count + 1,
-                   sizeof(nt_setting), err));
+    NT_TRY(NT_GROW(&snapshot->alloc, snapshot->settings_rows,
+                   snapshot->setting_capacity, snapshot->setting_count + 1, err));
     snapshot->settings_rows[snapshot->setting_count++] = *setting;
     return NT_OK;
 }
@@ -339,11 +338,7 @@ nt_snapshot_noted_calls(const nt_snapshot *snapshot, size_t device,
 }
 
 static const nt_column_spec annotation_specs[] = {
-    NT_COLUMN(nt_annotation_columns, stage),
-    NT_COLUMN(nt_annotation_columns, name),
-    NT_COLUMN(nt_annotation_columns, device),
-    NT_COLUMN(nt_annotation_columns, time_us),
-};
+    NT_ANNOTATION_LIST(NT_COLUMN_SPEC, nt_annotation_columns)};
 
 void
 nt_snapshot_free(nt_snapshot *snapshot)
@@ -364,26 +359,19 @@ nt_snapshot_free(nt_snapshot *snapshot)
                     snapshot->before_block_capacity);
     nt_columns_release(&alloc, &snapshot->annotations, annotation_specs,
                        NT_LENGTH(annotation_specs), snapshot->annotation_capacity);
-    nt_release(&alloc, snapshot->settings_rows,
-               snapshot->setting_capacity * sizeof(nt_setting));
-    nt_release(&alloc, snapshot->ignored,
-               snapshot->ignored_capacity * sizeof(uint32_t));
-    nt_release(&alloc, snapshot->broken,
-               snapshot->broken_capacity * sizeof(nt_broken_note));
-    nt_release(&alloc, snapshot->trace_first,
-               snapshot->trace_capacity * sizeof(size_t));
-    nt_release(&alloc, snapshot->extra_actions,
-               snapshot->extra_capacity * sizeof(uint32_t));
+    NT_RELEASE(&alloc, snapshot->settings_rows, snapshot->setting_capacity);
+    NT_RELEASE(&alloc, snapshot->ignored, snapshot->ignored_capacity);
+    NT_RELEASE(&alloc, snapshot->broken, snapshot->broken_capacity);
+    NT_RELEASE(&alloc, snapshot->trace_first, snapshot->trace_capacity);
+    NT_RELEASE(&alloc, snapshot->extra_actions, snapshot->extra_capacity);
     nt_release(&alloc, snapshot, sizeof *snapshot);
 }
 
 nt_status
 nt_snapshot_new(const nt_alloc *alloc, nt_snapshot **out, nt_error *err)
 {
-    nt_snapshot *snapshot = nt_allocate(alloc, sizeof *snapshot);
-    if (snapshot == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_snapshot *snapshot;
+    NT_TRY(NT_NEW(alloc, snapshot, 1, err));
     *snapshot = (nt_snapshot){
         .alloc = *alloc,
         .events.alloc = *alloc,
@@ -401,7 +389,6 @@ nt_snapshot_new(const nt_alloc *alloc, nt_snapshot **out, nt_error *err)
     return NT_OK;
 }
 
-/* A setting that is true. */
 static nt_status
 snapshot_add_flag(nt_snapshot *snapshot, const char *name, nt_error *err)
 {
@@ -451,9 +438,8 @@ nt_snapshot_intern_action(nt_snapshot *snapshot, uint32_t name, uint8_t *out,
         return nt_fail(err, NT_LIMIT, NT_NO_OFFSET,
                        "more than %d different trace actions", UINT8_MAX);
     }
-    NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->extra_actions,
-                   &snapshot->extra_capacity, snapshot->extra_count + 1,
-                   sizeof(uint32_t), err));
+    NT_TRY(NT_GROW(&snapshot->alloc, snapshot->extra_actions, snapshot->extra_capacity,
+                   snapshot->extra_count + 1, err));
     *out = (uint8_t)(NT_ACTION_COUNT + snapshot->extra_count);
     snapshot->extra_actions[snapshot->extra_count++] = name;
     return NT_OK;
@@ -472,10 +458,8 @@ snapshot_copy_actions(nt_snapshot *to, const nt_snapshot *from, nt_error *err)
 nt_status
 nt_snapshot_begin_host(nt_snapshot *snapshot, nt_snapshot **out, nt_error *err)
 {
-    nt_snapshot *host = nt_allocate(&snapshot->alloc, sizeof *host);
-    if (host == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_snapshot *host;
+    NT_TRY(NT_NEW(&snapshot->alloc, host, 1, err));
     *host = (nt_snapshot){
         .alloc = snapshot->alloc,
         .is_host = true,
@@ -503,9 +487,8 @@ nt_snapshot_begin_host(nt_snapshot *snapshot, nt_snapshot **out, nt_error *err)
 nt_status
 nt_snapshot_begin_trace(nt_snapshot *snapshot, nt_error *err)
 {
-    NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->trace_first,
-                   &snapshot->trace_capacity, snapshot->trace_count + 1, sizeof(size_t),
-                   err));
+    NT_TRY(NT_GROW(&snapshot->alloc, snapshot->trace_first, snapshot->trace_capacity,
+                   snapshot->trace_count + 1, err));
     snapshot->trace_first[snapshot->trace_count++] = snapshot->events.columns.count;
     return NT_OK;
 }
@@ -589,9 +572,8 @@ nt_snapshot_add_annotation(nt_snapshot *snapshot, const nt_annotation *annotatio
 nt_status
 nt_snapshot_add_ignored(nt_snapshot *snapshot, uint32_t name, nt_error *err)
 {
-    NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->ignored,
-                   &snapshot->ignored_capacity, snapshot->ignored_count + 1,
-                   sizeof(uint32_t), err));
+    NT_TRY(NT_GROW(&snapshot->alloc, snapshot->ignored, snapshot->ignored_capacity,
+                   snapshot->ignored_count + 1, err));
     snapshot->ignored[snapshot->ignored_count++] = name;
     return NT_OK;
 }
@@ -611,9 +593,8 @@ nt_snapshot_before_table(nt_snapshot *snapshot)
 nt_status
 nt_snapshot_add_broken(nt_snapshot *snapshot, const nt_broken_note *note, nt_error *err)
 {
-    NT_TRY(nt_grow(&snapshot->alloc, (void **)&snapshot->broken,
-                   &snapshot->broken_capacity, snapshot->broken_count + 1,
-                   sizeof(nt_broken_note), err));
+    NT_TRY(NT_GROW(&snapshot->alloc, snapshot->broken, snapshot->broken_capacity,
+                   snapshot->broken_count + 1, err));
     snapshot->broken[snapshot->broken_count++] = *note;
     return NT_OK;
 }

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A snapshot of the CUDA caching allocator as columns: segments, blocks, trace
- * events, annotations and settings, with strings and stacks interned. Filled
- * through the `add` functions (by nt_reader from a file, or from a live
- * process), then sealed; a sealed snapshot never changes.
- */
+/* A snapshot of the CUDA caching allocator as columns: segments, blocks, trace events,
+ * annotations and settings, with strings and stacks interned. Filled through the `add`
+ * functions (by nt_reader from a file, or from a live process), then sealed; a sealed
+ * snapshot never changes. */
 #ifndef NT_SNAPSHOT_H
 #define NT_SNAPSHOT_H
 
 #include "base/nt_base.h"
+#include "base/nt_columns.h"
 #include "base/nt_map.h"
 #include "trace/nt_events.h"
 #include "trace/nt_layout.h"
@@ -24,12 +23,15 @@ typedef struct nt_annotation {
     int64_t time_us;
 } nt_annotation;
 
+#define NT_ANNOTATION_LIST(X, T)                                                       \
+    X(T, uint8_t, stage)                                                               \
+    X(T, uint32_t, name)                                                               \
+    X(T, int32_t, device)                                                              \
+    X(T, int64_t, time_us)
+
 typedef struct nt_annotation_columns {
     size_t count;
-    uint8_t *stage;
-    uint32_t *name;
-    int32_t *device;
-    int64_t *time_us;
+    NT_ANNOTATION_LIST(NT_COLUMN_FIELD, )
 } nt_annotation_columns;
 
 /* The allocator_settings dict as a flat tree in the file's order. */
@@ -52,11 +54,9 @@ typedef struct nt_setting {
     uint32_t string; /* string id */
 } nt_setting;
 
-/*
- * What a file says that no allocator can have written, where the rest can be used: a
+/* What a file says that no allocator can have written, where the rest can be used: a
  * note a kind and device. What a note is about has been left out or put right, so that
- * no figure rests on it.
- */
+ * no figure rests on it. */
 typedef enum nt_broken {
     NT_BROKEN_BLOCK_OUTSIDE, /* blocks outside their segment; left out */
     NT_BROKEN_BLOCK_ORDER,   /* segments whose blocks are not by address; sorted */
@@ -100,8 +100,8 @@ nt_snapshot_free(nt_snapshot *snapshot);
 /* Filling. The ids inside the rows must come from nt_snapshot_strings() and
  * nt_snapshot_stacks(). A failed call leaves the snapshot as it was. ------ */
 
-/* The trace of the next device begins: its number is how often this was called
- * before. Events added from here on are its events. */
+/* The trace of the next device begins: its number is how often this was called before.
+ * Events added from here on are its events. */
 nt_status
 nt_snapshot_begin_trace(nt_snapshot *snapshot, nt_error *err) NT_CHECKED;
 nt_status
@@ -111,12 +111,10 @@ nt_snapshot_add_event(nt_snapshot *snapshot, const nt_event *event,
 nt_events *
 nt_snapshot_event_table(nt_snapshot *snapshot);
 
-/*
- * Where events were added before it was known which trace they belong to:
- * `arrange_trace` begins the next device's trace, `arrange_events` gives it the
- * events added as number first .. first + count - 1, and `arrange` puts the
- * columns in that order and drops what was given to none.
- */
+/* Where events were added before it was known which trace they belong to:
+ * `arrange_trace` begins the next device's trace, `arrange_events` gives it the events
+ * added as number first .. first + count - 1, and `arrange` puts the columns in that
+ * order and drops what was given to none. */
 nt_status
 nt_snapshot_arrange_trace(nt_snapshot *snapshot, nt_error *err) NT_CHECKED;
 nt_status
@@ -132,10 +130,8 @@ nt_snapshot_add_segment(nt_snapshot *snapshot, const nt_segment *segment,
 nt_status
 nt_snapshot_add_block(nt_snapshot *snapshot, const nt_block *block,
                       nt_error *err) NT_CHECKED;
-/*
- * Segments and blocks added from here on are those before the first event of the
- * traces, not those at their end: for a trace that was cut out of a longer one.
- */
+/* Segments and blocks added from here on are those before the first event of the
+ * traces, not those at their end: for a trace that was cut out of a longer one. */
 void
 nt_snapshot_begin_before(nt_snapshot *snapshot);
 nt_status
@@ -163,12 +159,10 @@ nt_snapshot_add_ignored(nt_snapshot *snapshot, uint32_t name, nt_error *err) NT_
 nt_status
 nt_snapshot_intern_action(nt_snapshot *snapshot, uint32_t name, uint8_t *out,
                           nt_error *err) NT_CHECKED;
-/*
- * The pinned memory of the host (`host_segments`, `host_traces`): a snapshot of its
+/* The pinned memory of the host (`host_segments`, `host_traces`): a snapshot of its
  * own, to be filled as device 0. It shares the strings and stacks of `snapshot`, has
  * the actions that are known by now, is sealed with it and lives as long. Its settings
- * say that its sizes are exact, and `pinned`.
- */
+ * say that its sizes are exact, and `pinned`. */
 nt_status
 nt_snapshot_begin_host(nt_snapshot *snapshot, nt_snapshot **out,
                        nt_error *err) NT_CHECKED;
@@ -178,22 +172,18 @@ nt_snapshot_set_keys(nt_snapshot *snapshot, uint32_t keys);
 void
 nt_snapshot_set_partial(nt_snapshot *snapshot, const char *reason);
 
-/*
- * Notes after which events of a device's trace, rising, the program called
+/* Notes after which events of a device's trace, rising, the program called
  * empty_cache(): all of its calls, and none is another device's. It goes into
  * allocator_settings under NT_SNAPSHOT_CALLS, where PyTorch writes nothing. Of each
  * device once, one after the other, when all other settings are there: in a sealed
- * snapshot too, as long as nobody else has it. NT_ARGUMENT for anything else.
- */
+ * snapshot too, as long as nobody else has it. NT_ARGUMENT for anything else. */
 #define NT_SNAPSHOT_CALLS "trace_empty_cache_calls"
 nt_status
 nt_snapshot_note_calls(nt_snapshot *snapshot, size_t device, const int32_t *events,
                        size_t count, nt_error *err) NT_CHECKED;
 
-/*
- * Ends the filling: arrays are cut to size, optional columns without a key are
- * dropped, settings are parsed. NT_LIMIT when a device has 2^31 events or more.
- */
+/* Ends the filling: arrays are cut to size, optional columns without a key are dropped,
+ * settings are parsed. NT_LIMIT when a device has 2^31 events or more. */
 nt_status
 nt_snapshot_seal(nt_snapshot *snapshot, nt_error *err) NT_CHECKED;
 
@@ -203,11 +193,9 @@ nt_strings *
 nt_snapshot_strings(const nt_snapshot *snapshot);
 nt_stacks *
 nt_snapshot_stacks(const nt_snapshot *snapshot);
-/*
- * Which stacks have a frame of a function of this name: a number for each stack id, 1
+/* Which stacks have a frame of a function of this name: a number for each stack id, 1
  * or 0, made by `alloc`; the caller gives them back. NULL, and a count of 0, where
- * there is no such function.
- */
+ * there is no such function. */
 nt_status
 nt_snapshot_mark_function(const nt_snapshot *snapshot, const char *name,
                           const nt_alloc *alloc, uint8_t **marks, size_t *count,
@@ -245,23 +233,22 @@ nt_snapshot_keys(const nt_snapshot *snapshot);
 const char *
 nt_snapshot_partial(const nt_snapshot *snapshot);
 
-/* The settings in force when the snapshot was taken: from allocator_settings'
- * own fields, completed from its PYTORCH_CUDA_ALLOC_CONF text. Defaults where
- * the file says nothing; if it states no settings at all, expandable segments are on
- * where it shows some. */
+/* The settings in force when the snapshot was taken: from allocator_settings' own
+ * fields, completed from its PYTORCH_CUDA_ALLOC_CONF text. Defaults where the file says
+ * nothing; if it states no settings at all, expandable segments are on where it shows
+ * some. */
 const nt_settings *
 nt_snapshot_settings(const nt_snapshot *snapshot);
 
-/* Devices 0 .. count-1 have a trace (often an empty one): its events are the
- * rows first .. first + events - 1 of nt_snapshot_events(). */
+/* Devices 0 .. count-1 have a trace (often an empty one): its events are the rows first
+ * .. first + events - 1 of nt_snapshot_events(). */
 size_t
 nt_snapshot_trace_count(const nt_snapshot *snapshot);
 void
 nt_snapshot_trace(const nt_snapshot *snapshot, size_t device, size_t *first,
                   size_t *events);
 
-/* The name of an action code; NULL-terminated for known codes only, so use
- * `length`. */
+/* The name of an action code; NULL-terminated for known codes only, so use `length`. */
 const char *
 nt_snapshot_action_name(const nt_snapshot *snapshot, uint8_t action, size_t *length);
 /* Codes in use are below this. */

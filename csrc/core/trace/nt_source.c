@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* Bytes read at a time: large enough that a read call costs nothing, small
- * enough to stay in the second-level cache while it is parsed. */
+/* Bytes read at a time: large enough that a read call costs nothing, small enough to
+ * stay in the second-level cache while it is parsed. */
 #define SOURCE_WINDOW ((size_t)256 * 1024)
 
 void
@@ -52,8 +52,8 @@ source_fill_memory(nt_source *source, size_t count)
     source->memory_left -= more;
 }
 
-/* Moves what is at hand to the front of the buffer and sees to it that the
- * buffer has free space behind it. */
+/* Moves what is at hand to the front of the buffer and sees to it that the buffer has
+ * free space behind it. */
 static nt_status
 source_make_room(nt_source *source, nt_error *err)
 {

@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Input as a stream of bytes seen through a window: a file of any size is read
- * with a bounded buffer, and no length that the file claims is believed before
- * that many bytes are there.
- */
+/* Input as a stream of bytes seen through a window: a file of any size is read with a
+ * bounded buffer, and no length that the file claims is believed before that many bytes
+ * are there. */
 #ifndef NT_SOURCE_H
 #define NT_SOURCE_H
 
 #include "base/nt_base.h"
 
-/*
- * Gives the next bytes: writes up to `capacity` of them to `buffer` and their
- * number to *count; 0 means the end. A return value other than 0 stops the
- * reading with NT_IO (or NT_LIMIT, NT_CANCELLED when it is that status).
- */
+/* Gives the next bytes: writes up to `capacity` of them to `buffer` and their number to
+ * *count; 0 means the end. A return value other than 0 stops the reading with NT_IO (or
+ * NT_LIMIT, NT_CANCELLED when it is that status). */
 typedef struct nt_input {
     int (*read)(void *ctx, void *buffer, size_t capacity, size_t *count);
     void *ctx;
@@ -54,10 +50,8 @@ nt_source_offset(const nt_source *source)
     return source->end_offset - (uint64_t)(source->end - source->next);
 }
 
-/*
- * Brings more bytes until `count` are at hand or the input ends (then fewer are;
- * that is NT_OK). Memory grows with the bytes that came, not with `count`.
- */
+/* Brings more bytes until `count` are at hand or the input ends (then fewer are; that
+ * is NT_OK). Memory grows with the bytes that came, not with `count`. */
 nt_status
 nt_source_fill(nt_source *source, size_t count, nt_error *err) NT_CHECKED;
 

@@ -21,18 +21,15 @@ struct nt_stacks {
 nt_status
 nt_stacks_new(const nt_alloc *alloc, nt_stacks **out, nt_error *err)
 {
-    nt_stacks *stacks = nt_allocate(alloc, sizeof *stacks);
-    if (stacks == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_stacks *stacks;
+    NT_TRY(NT_NEW(alloc, stacks, 1, err));
     *stacks = (nt_stacks){.alloc = *alloc};
     nt_map_init(&stacks->children, *alloc);
     nt_map_init(&stacks->fx_numbers, *alloc);
-    nt_status status = nt_grow(alloc, (void **)&stacks->innermost,
-                               &stacks->innermost_capacity, 1, sizeof(uint32_t), err);
+    nt_status status =
+        NT_GROW(alloc, stacks->innermost, stacks->innermost_capacity, 1, err);
     if (status == NT_OK) {
-        status = nt_grow(alloc, (void **)&stacks->parent, &stacks->parent_capacity, 1,
-                         sizeof(uint32_t), err);
+        status = NT_GROW(alloc, stacks->parent, stacks->parent_capacity, 1, err);
     }
     if (status != NT_OK) {
         nt_stacks_free(stacks);
@@ -54,13 +51,11 @@ nt_stacks_free(nt_stacks *stacks)
     const nt_alloc alloc = stacks->alloc;
     nt_map_clear(&stacks->children);
     nt_map_clear(&stacks->fx_numbers);
-    nt_release(&alloc, stacks->fx, stacks->fx_capacity * sizeof(nt_fx_node));
-    nt_release(&alloc, stacks->frames, stacks->frame_capacity * sizeof(nt_frame));
-    nt_release(&alloc, stacks->frame_slots,
-               stacks->frame_slot_count * sizeof(uint32_t));
-    nt_release(&alloc, stacks->innermost,
-               stacks->innermost_capacity * sizeof(uint32_t));
-    nt_release(&alloc, stacks->parent, stacks->parent_capacity * sizeof(uint32_t));
+    NT_RELEASE(&alloc, stacks->fx, stacks->fx_capacity);
+    NT_RELEASE(&alloc, stacks->frames, stacks->frame_capacity);
+    NT_RELEASE(&alloc, stacks->frame_slots, stacks->frame_slot_count);
+    NT_RELEASE(&alloc, stacks->innermost, stacks->innermost_capacity);
+    NT_RELEASE(&alloc, stacks->parent, stacks->parent_capacity);
     nt_release(&alloc, stacks, sizeof *stacks);
 }
 
@@ -85,8 +80,8 @@ nt_stacks_intern_fx(nt_stacks *stacks, nt_fx_node node, uint32_t *out, nt_error 
         if (stacks->fx_count >= NT_NONE - 1) {
             return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 fx nodes");
         }
-        NT_TRY(nt_grow(&stacks->alloc, (void **)&stacks->fx, &stacks->fx_capacity,
-                       stacks->fx_count + 1, sizeof(nt_fx_node), err));
+        NT_TRY(NT_GROW(&stacks->alloc, stacks->fx, stacks->fx_capacity,
+                       stacks->fx_count + 1, err));
         known = (uint32_t)stacks->fx_count + 1;
         NT_TRY(nt_map_set(&stacks->fx_numbers, key, known, err));
         stacks->fx[stacks->fx_count++] = node;
@@ -133,12 +128,10 @@ stack_enlarge_frame_slots(nt_stacks *stacks, nt_error *err)
     if (!nt_size_mul(new_count, sizeof(uint32_t), &bytes)) {
         return nt_fail_nomem(err);
     }
-    uint32_t *slots = nt_allocate(&stacks->alloc, bytes);
-    if (slots == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint32_t *slots;
+    NT_TRY(nt_take(&stacks->alloc, (void **)&slots, bytes, err));
     memset(slots, 0xff, bytes);
-    nt_release(&stacks->alloc, stacks->frame_slots, old_count * sizeof(uint32_t));
+    NT_RELEASE(&stacks->alloc, stacks->frame_slots, old_count);
     stacks->frame_slots = slots;
     stacks->frame_slot_count = new_count;
     for (uint32_t id = 0; id < stacks->frame_count; id++) {
@@ -158,9 +151,8 @@ nt_stacks_intern_frame(nt_stacks *stacks, nt_frame frame, uint32_t *out, nt_erro
         if (stacks->frame_count >= NT_NONE) {
             return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 frames");
         }
-        NT_TRY(nt_grow(&stacks->alloc, (void **)&stacks->frames,
-                       &stacks->frame_capacity, stacks->frame_count + 1,
-                       sizeof(nt_frame), err));
+        NT_TRY(NT_GROW(&stacks->alloc, stacks->frames, stacks->frame_capacity,
+                       stacks->frame_count + 1, err));
         stacks->frames[stacks->frame_count] = frame;
         stacks->frame_slots[slot] = (uint32_t)stacks->frame_count++;
     }
@@ -181,11 +173,10 @@ nt_stacks_intern_call(nt_stacks *stacks, uint32_t parent, uint32_t frame, uint32
     if (stacks->count >= NT_NONE) {
         return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 stacks");
     }
-    NT_TRY(nt_grow(&stacks->alloc, (void **)&stacks->innermost,
-                   &stacks->innermost_capacity, stacks->count + 1, sizeof(uint32_t),
-                   err));
-    NT_TRY(nt_grow(&stacks->alloc, (void **)&stacks->parent, &stacks->parent_capacity,
-                   stacks->count + 1, sizeof(uint32_t), err));
+    NT_TRY(NT_GROW(&stacks->alloc, stacks->innermost, stacks->innermost_capacity,
+                   stacks->count + 1, err));
+    NT_TRY(NT_GROW(&stacks->alloc, stacks->parent, stacks->parent_capacity,
+                   stacks->count + 1, err));
     const uint32_t id = (uint32_t)stacks->count;
     NT_TRY(nt_map_set(&stacks->children, key, id, err));
     stacks->innermost[id] = frame;

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Frames and stacks. Equal frames are one frame id; stacks are a prefix tree
- * from the outermost frame inwards, so that a stack is one 32-bit id and a
- * million stacks with a common bottom share it.
- */
+/* Frames and stacks. Equal frames are one frame id; stacks are a prefix tree from the
+ * outermost frame inwards, so that a stack is one 32-bit id and a million stacks with a
+ * common bottom share it. */
 #ifndef NT_STACK_H
 #define NT_STACK_H
 
@@ -60,8 +58,8 @@ nt_stacks_count(const nt_stacks *stacks);
 size_t
 nt_stacks_frame_count(const nt_stacks *stacks);
 
-/* The columns, indexed by stack id: innermost frame, and the stack it was
- * called from. Entry 0 is the empty stack (frame NT_NONE, parent 0). */
+/* The columns, indexed by stack id: innermost frame, and the stack it was called from.
+ * Entry 0 is the empty stack (frame NT_NONE, parent 0). */
 const uint32_t *
 nt_stacks_innermost(const nt_stacks *stacks);
 const uint32_t *

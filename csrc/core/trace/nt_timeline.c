@@ -10,15 +10,13 @@
 #include "trace/nt_rounding.h"
 #include "trace/nt_timeline_replay.h"
 
-/*
- * How often the allocator ran out of memory, and gave its cache back to try again.
- * It releases segments for four reasons: the user's empty_cache(), which has that frame
- * in its stack; the retry, right before the segment that it then gets, or the OOM; and,
+/* How often the allocator ran out of memory, and gave its cache back to try again. It
+ * releases segments for four reasons: the user's empty_cache(), which has that frame in
+ * its stack; the retry, right before the segment that it then gets, or the OOM; and,
  * where the settings say so, to collect garbage or to make room for a request that
  * max_split_size_mb makes oversize, likewise right before a segment. Where only
  * allocations have stacks, what empty_cache() releases has the stack of the segment's
- * allocation; what a request releases has that request's.
- */
+ * allocation; what a request releases has that request's. */
 
 typedef struct retries {
     nt_timeline *t;
@@ -139,12 +137,10 @@ timeline_count_retries(nt_timeline *t, nt_error *err)
     return NT_OK;
 }
 
-/*
- * A trace against itself: what is allocated where something is, where nothing is
+/* A trace against itself: what is allocated where something is, where nothing is
  * reserved, or is left in a segment that goes. Programs use the same addresses again
  * and again; so each distinct one has a number, in the order of addresses, and what is
- * alive is a set of numbers.
- */
+ * alive is a set of numbers. */
 
 /* So many events at the end of a trace are looked through for what lies where; in a
  * longer one the rest would cost a third of the time it takes to load. */
@@ -237,8 +233,8 @@ broken_see_places(broken *b, nt_map *seen)
         if (number == NT_NONE) {
             number = (uint32_t)b->place_count;
             NT_TRY(nt_map_set(seen, a->address[row], number, b->err));
-            NT_TRY(nt_grow(&b->alloc, (void **)&b->places, &b->place_capacity,
-                           b->place_count + 1, sizeof(nt_sort_item), b->err));
+            NT_TRY(NT_GROW(&b->alloc, b->places, b->place_capacity, b->place_count + 1,
+                           b->err));
             b->places[b->place_count++] = (nt_sort_item){a->address[row], number};
         }
         b->numbers[row] = number;
@@ -251,10 +247,8 @@ static nt_status
 broken_order_places(broken *b)
 {
     const size_t bytes = b->place_count * sizeof(uint32_t);
-    uint32_t *rank = nt_allocate(&b->alloc, bytes);
-    if (rank == NULL && bytes != 0) {
-        return nt_fail_nomem(b->err);
-    }
+    uint32_t *rank;
+    NT_TRY(nt_take(&b->alloc, (void **)&rank, bytes, b->err));
     nt_sort(b->places, b->place_count);
     for (size_t number = 0; number < b->place_count; number++) {
         rank[b->places[number].value] = (uint32_t)number;
@@ -273,10 +267,7 @@ broken_find_places(broken *b)
 {
     nt_map seen;
     const size_t rows = b->t->allocations.count;
-    b->numbers = nt_allocate(&b->alloc, rows * sizeof(uint32_t));
-    if (b->numbers == NULL && rows != 0) {
-        return nt_fail_nomem(b->err);
-    }
+    NT_TRY(NT_NEW(&b->alloc, b->numbers, rows, b->err));
     nt_map_init(&seen, b->alloc);
     nt_status status = broken_see_places(b, &seen);
     nt_map_clear(&seen);
@@ -337,13 +328,13 @@ static void
 broken_clear(broken *b)
 {
     const size_t places = b->place_count;
-    nt_release(&b->alloc, b->sizes, places * sizeof(uint64_t));
-    nt_release(&b->alloc, b->known, places * sizeof(uint64_t));
-    nt_release(&b->alloc, b->known_when, places * sizeof(uint32_t));
-    nt_release(&b->alloc, b->starts, b->start_capacity * sizeof(nt_sort_item));
-    nt_release(&b->alloc, b->ends, b->start_capacity * sizeof(uint64_t));
-    nt_release(&b->alloc, b->numbers, b->t->allocations.count * sizeof(uint32_t));
-    nt_release(&b->alloc, b->places, b->place_capacity * sizeof(nt_sort_item));
+    NT_RELEASE(&b->alloc, b->sizes, places);
+    NT_RELEASE(&b->alloc, b->known, places);
+    NT_RELEASE(&b->alloc, b->known_when, places);
+    NT_RELEASE(&b->alloc, b->starts, b->start_capacity);
+    NT_RELEASE(&b->alloc, b->ends, b->start_capacity);
+    NT_RELEASE(&b->alloc, b->numbers, b->t->allocations.count);
+    NT_RELEASE(&b->alloc, b->places, b->place_capacity);
     nt_bitset_clear(&b->live);
     nt_bitset_clear(&b->begins);
 }
@@ -530,11 +521,9 @@ nt_timeline_broken(const nt_timeline *t, nt_broken_note out[NT_TRACE_BROKEN_KIND
     return NT_OK;
 }
 
-/*
- * Which block lay where after an event: the ranges reserved then and the blocks
- * active then, both by address, walked side by side. What no active block covers
- * is one inactive block, because the allocator merges free neighbours.
- */
+/* Which block lay where after an event: the ranges reserved then and the blocks active
+ * then, both by address, walked side by side. What no active block covers is one
+ * inactive block, because the allocator merges free neighbours. */
 
 /* A layout with what is needed to add to it and to free it. */
 typedef struct timeline_layout {
@@ -708,14 +697,11 @@ nt_timeline_layout(const nt_timeline *t, int32_t event, nt_layout **out, nt_erro
                        t->count);
     }
     layout_maker m = {.t = t, .event = event, .err = err};
-    m.out = nt_allocate(&t->alloc, sizeof *m.out);
-    if (m.out == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&t->alloc, m.out, 1, err));
     *m.out = (timeline_layout){.segment_capacity = 0};
     const nt_status status = layout_make(&m);
-    nt_release(&t->alloc, m.segments, m.segment_count * sizeof(nt_sort_item));
-    nt_release(&t->alloc, m.blocks, m.block_count * sizeof(nt_sort_item));
+    NT_RELEASE(&t->alloc, m.segments, m.segment_count);
+    NT_RELEASE(&t->alloc, m.blocks, m.block_count);
     if (status != NT_OK) {
         nt_timeline_layout_free(t, &m.out->layout);
         return status;
@@ -800,8 +786,8 @@ holders_rank(holder_table *h, nt_holder **out, size_t *count)
     nt_sort_item *order = nt_allocate(alloc, used * sizeof *order);
     nt_holder *ranked = nt_allocate(alloc, used * sizeof *ranked);
     if (used != 0 && (order == NULL || ranked == NULL)) {
-        nt_release(alloc, order, used * sizeof *order);
-        nt_release(alloc, ranked, used * sizeof *ranked);
+        NT_RELEASE(alloc, order, used);
+        NT_RELEASE(alloc, ranked, used);
         return nt_fail_nomem(h->err);
     }
     for (uint32_t i = 0; i < h->size; i++) {
@@ -814,7 +800,7 @@ holders_rank(holder_table *h, nt_holder **out, size_t *count)
         ranked[i] = h->entries[order[i].value];
         ranked[i].key = order[i].value == h->size - 1 ? NT_NONE : order[i].value;
     }
-    nt_release(alloc, order, used * sizeof *order);
+    NT_RELEASE(alloc, order, used);
     *out = ranked;
     *count = used;
     return NT_OK;
@@ -828,10 +814,7 @@ nt_timeline_holders(const nt_timeline *t, int32_t event, nt_holder_key by,
     holder_table h = {.t = t, .by = by, .err = err};
     h.size = 1 + (by == NT_BY_STACK ? nt_stacks_count(stacks)
                                     : nt_stacks_frame_count(stacks));
-    h.entries = nt_allocate(&t->alloc, h.size * sizeof(nt_holder));
-    if (h.entries == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(NT_NEW(&t->alloc, h.entries, h.size, err));
     memset(h.entries, 0, h.size * sizeof(nt_holder));
     nt_map_init(&h.names, t->alloc);
     nt_status status = holders_sum(&h, event);
@@ -839,18 +822,18 @@ nt_timeline_holders(const nt_timeline *t, int32_t event, nt_holder_key by,
         status = holders_rank(&h, out, count);
     }
     nt_map_clear(&h.names);
-    nt_release(&t->alloc, h.entries, h.size * sizeof(nt_holder));
+    NT_RELEASE(&t->alloc, h.entries, h.size);
     return status;
 }
 
 void
 nt_timeline_holders_free(const nt_timeline *t, nt_holder *holders, size_t count)
 {
-    nt_release(&t->alloc, holders, count * sizeof *holders);
+    NT_RELEASE(&t->alloc, holders, count);
 }
 
-/* One entry a stack, the last for allocations without one. `held` is what the
- * stack holds while the trace is walked through. */
+/* One entry a stack, the last for allocations without one. `held` is what the stack
+ * holds while the trace is walked through. */
 typedef struct churn_table {
     nt_churn *entries;
     uint64_t *held;
@@ -874,7 +857,6 @@ churn_hold(churn_table *table, size_t entry, uint64_t bytes, int32_t event)
     }
 }
 
-/* What event `i` does to `row`, its own. */
 static void
 churn_step(const nt_timeline *t, churn_table *table, uint32_t row, int32_t event)
 {
@@ -891,10 +873,9 @@ churn_step(const nt_timeline *t, churn_table *table, uint32_t row, int32_t event
     }
 }
 
-/*
- * What event `i` does to rows that are not its own, from number `lost` of t->lost on:
- * the frees before its own doing, so that no peak counts both, the allocations after.
- */
+/* What event `i` does to rows that are not its own, from number `lost` of t->lost on:
+ * the frees before its own doing, so that no peak counts both, the allocations
+ * after. */
 static void
 churn_step_lost(const nt_timeline *t, churn_table *table, size_t lost, int32_t event,
                 bool allocations)
@@ -958,7 +939,7 @@ nt_timeline_churn(const nt_timeline *t, nt_churn **out, size_t *count, nt_error 
     table.held = nt_allocate(&t->alloc, table.size * sizeof(uint64_t));
     if (entries == NULL || table.held == NULL) {
         nt_release(&t->alloc, entries, table.size * sizeof(nt_churn));
-        nt_release(&t->alloc, table.held, table.size * sizeof(uint64_t));
+        NT_RELEASE(&t->alloc, table.held, table.size);
         return nt_fail_nomem(err);
     }
     table.entries = entries;
@@ -966,7 +947,7 @@ nt_timeline_churn(const nt_timeline *t, nt_churn **out, size_t *count, nt_error 
     memset(table.held, 0, table.size * sizeof(uint64_t));
     churn_walk(t, &table);
     const size_t used = churn_pack(&table);
-    nt_release(&t->alloc, table.held, table.size * sizeof(uint64_t));
+    NT_RELEASE(&t->alloc, table.held, table.size);
     nt_shrink(&t->alloc, &entries, &capacity, used, sizeof(nt_churn));
     if (capacity != used) {
         nt_release(&t->alloc, entries, capacity * sizeof(nt_churn));
@@ -980,7 +961,7 @@ nt_timeline_churn(const nt_timeline *t, nt_churn **out, size_t *count, nt_error 
 void
 nt_timeline_churn_free(const nt_timeline *t, nt_churn *churn, size_t count)
 {
-    nt_release(&t->alloc, churn, count * sizeof *churn);
+    NT_RELEASE(&t->alloc, churn, count);
 }
 
 /* The bytes after an event, and how many rows of t->lost are behind. */
@@ -1024,10 +1005,8 @@ timeline_step_lost(const nt_timeline *t, timeline_sums *sums, size_t i)
     }
 }
 
-/*
- * Moves the sums of the blocks on by event `i`. Whether it allocates or frees is a
- * factor and no branch, which would be guessed wrongly every other time.
- */
+/* Moves the sums of the blocks on by event `i`. Whether it allocates or frees is a
+ * factor and no branch, which would be guessed wrongly every other time. */
 static inline void
 timeline_step(const nt_timeline *t, const uint8_t *actions, timeline_sums *sums,
               size_t i)
@@ -1070,7 +1049,6 @@ timeline_raise_peak(nt_moment *peak, uint64_t bytes, int32_t event)
     }
 }
 
-/* When the reserved bytes change, and by how much modulo 2^64, in order. */
 static nt_status
 timeline_collect_reserved(nt_timeline *t, nt_error *err)
 {
@@ -1192,8 +1170,8 @@ timeline_sort_events(nt_timeline *t, nt_error *err)
     for (size_t i = 0; i < t->count; i++) {
         allocs += action[i] == NT_ACTION_ALLOC;
         if (NT_UNLIKELY(action[i] > NT_ACTION_FREE_COMPLETED)) {
-            NT_TRY(nt_grow(&t->alloc, (void **)&t->others, &t->other_capacity,
-                           t->other_count + 1, sizeof(uint32_t), err));
+            NT_TRY(NT_GROW(&t->alloc, t->others, t->other_capacity, t->other_count + 1,
+                           err));
             t->others[t->other_count++] = (uint32_t)i;
         }
     }
@@ -1204,7 +1182,7 @@ timeline_sort_events(nt_timeline *t, nt_error *err)
 static void
 timeline_drop_others(nt_timeline *t)
 {
-    nt_release(&t->alloc, t->others, t->other_capacity * sizeof(uint32_t));
+    NT_RELEASE(&t->alloc, t->others, t->other_capacity);
     t->others = NULL;
     t->other_count = 0;
     t->other_capacity = 0;
@@ -1233,9 +1211,9 @@ nt_timeline_free(nt_timeline *t)
     }
     const nt_alloc alloc = t->alloc;
     nt_timeline_clear_rows(t);
-    nt_release(&alloc, t->event_allocations, t->count * sizeof(uint32_t));
-    nt_release(&alloc, t->reserved, t->reserved_capacity * sizeof(nt_sort_item));
-    nt_release(&alloc, t->lost, t->lost_capacity * sizeof(nt_lost_event));
+    NT_RELEASE(&alloc, t->event_allocations, t->count);
+    NT_RELEASE(&alloc, t->reserved, t->reserved_capacity);
+    NT_RELEASE(&alloc, t->lost, t->lost_capacity);
     timeline_drop_others(t);
     nt_release(&alloc, t, sizeof *t);
 }
@@ -1244,10 +1222,8 @@ nt_status
 nt_timeline_new(const nt_alloc *alloc, const nt_snapshot *snapshot, int32_t device,
                 const nt_progress *progress, nt_timeline **out, nt_error *err)
 {
-    nt_timeline *t = nt_allocate(alloc, sizeof *t);
-    if (t == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_timeline *t;
+    NT_TRY(NT_NEW(alloc, t, 1, err));
     *t = (nt_timeline){.alloc = *alloc, .snapshot = snapshot, .device = device};
     t->progress = progress;
     if (device >= 0) {

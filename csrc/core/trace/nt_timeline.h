@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * One device's trace replayed: what every allocation's true block size was,
- * when it lived, the four byte series after every event, their peaks, and the
- * layout (which block is where in which segment) after any event.
+/* One device's trace replayed: what every allocation's true block size was, when it
+ * lived, the four byte series after every event, their peaks, and the layout (which
+ * block is where in which segment) after any event.
  *
- * The trace gives requested sizes; the true sizes follow from the allocator's
- * rules (nt_rounding): a request in the large pool of ordinary segments gets up
- * to 1 MiB more than its rounded size when the rest would be too small to keep.
- * The state before the first event is rebuilt from the end state by undoing the
- * events. Event indices count within the device's trace; -1 is "before".
- */
+ * The trace gives requested sizes; the true sizes follow from the allocator's rules
+ * (nt_rounding): a request in the large pool of ordinary segments gets up to 1 MiB more
+ * than its rounded size when the rest would be too small to keep. The state before the
+ * first event is rebuilt from the end state by undoing the events. Event indices count
+ * within the device's trace; -1 is "before". */
 #ifndef NT_TIMELINE_H
 #define NT_TIMELINE_H
 
 #include "base/nt_base.h"
+#include "base/nt_columns.h"
 #include "trace/nt_snapshot.h"
 
 /* Sums of bytes are modulo 2^64, which only sizes that no device has can reach. */
@@ -25,46 +24,50 @@ typedef enum nt_metric {
     NT_METRIC_COUNT,
 } nt_metric;
 
-/* Stands for an event that is not in the trace: an allocation or segment from
- * before it, one never freed in it, one freed before it began. */
+/* Stands for an event that is not in the trace: an allocation or segment from before
+ * it, one never freed in it, one freed before it began. */
 #define NT_EVENT_BEFORE (-1)
 #define NT_EVENT_NEVER (-1)
 #define NT_EVENT_FREED_BEFORE (-2)
 
-/*
- * One row an allocation, those from before the trace first. It is allocated after
- * event e if alloc_event <= e and free_event is NT_EVENT_NEVER or above e, and
- * active if alloc_event <= e and the same holds of completed_event. What only the end
- * layout has, or lacks, because events were lost or the snapshot took down the trace
- * a moment before the blocks, begins or ends with the trace's last event.
- */
+#define NT_ALLOCATION_LIST(X, T)                                                       \
+    X(T, uint64_t, address)                                                            \
+    X(T, uint64_t, size)           /* of the block, bytes */                           \
+    X(T, uint64_t, requested_size) /* the block's where the file has none */           \
+    X(T, uint64_t, stream)                                                             \
+    X(T, int32_t, alloc_event)     /* or NT_EVENT_BEFORE */                            \
+    X(T, int32_t, free_event)      /* of free_requested, _NEVER or _FREED_BEFORE */    \
+    X(T, int32_t, completed_event) /* of free_completed, or _NEVER */                  \
+    X(T, uint32_t, stack)          /* where it was allocated, or NT_NO_STACK */
+
+/* One row an allocation, those from before the trace first. It is allocated after event
+ * e if alloc_event <= e and free_event is NT_EVENT_NEVER or above e, and active if
+ * alloc_event <= e and the same holds of completed_event. What only the end layout has,
+ * or lacks, because events were lost or the snapshot took down the trace a moment
+ * before the blocks, begins or ends with the trace's last event. */
 typedef struct nt_allocation_columns {
     size_t count;
-    uint64_t *address;
-    uint64_t *size;           /* of the block, bytes */
-    uint64_t *requested_size; /* bytes; the block's where the file does not say */
-    uint64_t *stream;
-    int32_t *alloc_event;     /* or NT_EVENT_BEFORE */
-    int32_t *free_event;      /* of free_requested, _NEVER or _FREED_BEFORE */
-    int32_t *completed_event; /* of free_completed, or _NEVER */
-    uint32_t *stack;          /* where it was allocated, or NT_NO_STACK */
+    NT_ALLOCATION_LIST(NT_COLUMN_FIELD, )
 } nt_allocation_columns;
 
-/* One row a segment, or a range of an expandable one that was mapped at once; a
- * range that is unmapped in part ends, and its rest goes on as a row of its own. */
+#define NT_SEGMENT_LIFE_LIST(X, T)                                                     \
+    X(T, uint64_t, address)                                                            \
+    X(T, uint64_t, size)                                                               \
+    X(T, uint64_t, stream)                                                             \
+    X(T, uint64_t, pool_first) /* private pool where it is known, else 0 */            \
+    X(T, uint64_t, pool_second)                                                        \
+    X(T, uint8_t, kind) /* nt_pool_kind */                                             \
+    X(T, uint8_t, is_expandable)                                                       \
+    X(T, uint8_t, pool_known)  /* 0: freed before the end, no pool ids */              \
+    X(T, int32_t, alloc_event) /* or NT_EVENT_BEFORE */                                \
+    X(T, int32_t, free_event)  /* or NT_EVENT_NEVER */                                 \
+    X(T, uint32_t, stack)
+
+/* One row a segment, or a range of an expandable one that was mapped at once; a range
+ * that is unmapped in part ends, and its rest goes on as a row of its own. */
 typedef struct nt_segment_life_columns {
     size_t count;
-    uint64_t *address;
-    uint64_t *size;
-    uint64_t *stream;
-    uint64_t *pool_first; /* private pool where it is known, else 0 */
-    uint64_t *pool_second;
-    uint8_t *kind; /* nt_pool_kind */
-    uint8_t *is_expandable;
-    uint8_t *pool_known;  /* 0: freed before the end in a trace without pool ids */
-    int32_t *alloc_event; /* or NT_EVENT_BEFORE */
-    int32_t *free_event;  /* or NT_EVENT_NEVER */
-    uint32_t *stack;
+    NT_SEGMENT_LIFE_LIST(NT_COLUMN_FIELD, )
 } nt_segment_life_columns;
 
 typedef struct nt_moment {
@@ -91,11 +94,9 @@ typedef struct nt_trace_facts {
 
 typedef struct nt_timeline nt_timeline;
 
-/*
- * Replays the trace of `device` (a trace number of the sealed `snapshot`, which
- * must outlive the timeline; a device with segments but no trace is fine).
- * Time is linear in events; memory about 60 bytes an allocation, 4 an event.
- */
+/* Replays the trace of `device` (a trace number of the sealed `snapshot`, which must
+ * outlive the timeline; a device with segments but no trace is fine). Time is linear in
+ * events; memory about 60 bytes an allocation, 4 an event. */
 nt_status
 nt_timeline_new(const nt_alloc *alloc, const nt_snapshot *snapshot, int32_t device,
                 const nt_progress *progress, nt_timeline **out,
@@ -116,12 +117,10 @@ const nt_segment_life_columns *
 nt_timeline_segments(const nt_timeline *timeline);
 const nt_trace_facts *
 nt_timeline_facts(const nt_timeline *timeline);
-/*
- * What the trace says that no allocator can have done: *count notes in `out`, by kind,
+/* What the trace says that no allocator can have done: *count notes in `out`, by kind,
  * whose `first` is an event's number. None in a trace that begins late for that alone.
  * What lies where is looked through for the last 2^18 events, all else for all of them.
- * Memory a few bytes an allocation while it runs.
- */
+ * Memory a few bytes an allocation while it runs. */
 #define NT_TRACE_BROKEN_KINDS (NT_BROKEN_KINDS - NT_BROKEN_FREE)
 nt_status
 nt_timeline_broken(const nt_timeline *timeline,
@@ -135,17 +134,15 @@ nt_timeline_peak(const nt_timeline *timeline, nt_metric metric);
 void
 nt_timeline_series(const nt_timeline *timeline, nt_metric metric, uint64_t *out);
 
-/* The row of nt_timeline_allocations() that each event concerns (alloc and
- * free_*), NT_NONE for others; nt_timeline_event_count() of them. */
+/* The row of nt_timeline_allocations() that each event concerns (alloc and free_*),
+ * NT_NONE for others; nt_timeline_event_count() of them. */
 const uint32_t *
 nt_timeline_event_allocations(const nt_timeline *timeline);
 
-/*
- * The layout after `event` (-1: before the first). Every gap in a segment is one
- * inactive block. Segments by address; expandable ranges that touch and share
- * stream and pool are one segment. Inactive blocks have a requested_size of 0. The
- * caller frees it with nt_timeline_layout_free.
- */
+/* The layout after `event` (-1: before the first). Every gap in a segment is one
+ * inactive block. Segments by address; expandable ranges that touch and share stream
+ * and pool are one segment. Inactive blocks have a requested_size of 0. The caller
+ * frees it with nt_timeline_layout_free. */
 nt_status
 nt_timeline_layout(const nt_timeline *timeline, int32_t event, nt_layout **out,
                    nt_error *err) NT_CHECKED;
@@ -166,18 +163,16 @@ typedef struct nt_holder {
     uint64_t requested_bytes;
 } nt_holder;
 
-/*
- * Who holds the allocated bytes after `event`, largest first.
- * *out is an array of *count, freed with nt_timeline_holders_free.
- */
+/* Who holds the allocated bytes after `event`, largest first.
+ * *out is an array of *count, freed with nt_timeline_holders_free. */
 nt_status
 nt_timeline_holders(const nt_timeline *timeline, int32_t event, nt_holder_key by,
                     nt_holder **out, size_t *count, nt_error *err) NT_CHECKED;
 void
 nt_timeline_holders_free(const nt_timeline *timeline, nt_holder *holders, size_t count);
 
-/* Turnover by stack over the whole trace: every allocation counted once, with
- * the peak of what the stack held at one time. */
+/* Turnover by stack over the whole trace: every allocation counted once, with the peak
+ * of what the stack held at one time. */
 typedef struct nt_churn {
     uint32_t stack; /* NT_NO_STACK: none recorded */
     uint32_t count;

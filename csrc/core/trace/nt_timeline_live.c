@@ -53,7 +53,6 @@ live_add(nt_timeline_live *live, uint64_t address, uint32_t row)
     live->count++;
 }
 
-/* An empty table of `bucket_count` buckets. */
 static nt_status
 live_allocate(nt_timeline_live *live, size_t bucket_count, nt_error *err)
 {

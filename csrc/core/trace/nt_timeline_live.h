@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Which row an address belongs to now, while a trace is replayed. Blocks come and go by
+/* Which row an address belongs to now, while a trace is replayed. Blocks come and go by
  * the million, so the table is made for that: four addresses lie in one line of the
- * processor's cache, are compared at once, and leave no gap that others must close.
- */
+ * processor's cache, are compared at once, and leave no gap that others must close. */
 #ifndef NT_TIMELINE_LIVE_H
 #define NT_TIMELINE_LIVE_H
 

@@ -18,17 +18,8 @@ typedef struct nt_allocation {
 } nt_allocation;
 
 static const nt_column_spec allocation_specs[] = {
-    NT_COLUMN(nt_allocation_columns, address),
-    NT_COLUMN(nt_allocation_columns, size),
-    NT_COLUMN(nt_allocation_columns, requested_size),
-    NT_COLUMN(nt_allocation_columns, stream),
-    NT_COLUMN(nt_allocation_columns, alloc_event),
-    NT_COLUMN(nt_allocation_columns, free_event),
-    NT_COLUMN(nt_allocation_columns, completed_event),
-    NT_COLUMN(nt_allocation_columns, stack),
-};
+    NT_ALLOCATION_LIST(NT_COLUMN_SPEC, nt_allocation_columns)};
 
-/* Room for `rows` allocations in all. */
 static nt_status
 timeline_reserve_allocations(nt_timeline *t, size_t rows, nt_error *err)
 {
@@ -60,17 +51,15 @@ timeline_add_allocation(nt_timeline *t, const nt_allocation *row, nt_error *err)
     return NT_OK;
 }
 
-/* Tells the progress function; NT_CANCELLED when it wants to stop. Called with
- * the number of events done, every NT_TIMELINE_TICK of them. */
+/* Tells the progress function; NT_CANCELLED when it wants to stop. Called with the
+ * number of events done, every NT_TIMELINE_TICK of them. */
 #define NT_TIMELINE_TICK ((size_t)1 << 18)
 
-/*
- * The places at which a range of reserved memory can begin or end, known before the
+/* The places at which a range of reserved memory can begin or end, known before the
  * replay: the ends of all ranges that the trace's segment events name, and of the
  * segments at the end and, where the file has them, before. Between two of these points
  * that follow each other, memory is reserved as a whole or not at all; so the replay of
- * segments counts in points.
- */
+ * segments counts in points. */
 
 /* All-zero is valid for clear only. */
 typedef struct nt_timeline_points {
@@ -92,20 +81,18 @@ timeline_is_reserving(uint8_t action)
     return action >= NT_ACTION_SEGMENT_ALLOC && action <= NT_ACTION_SEGMENT_UNMAP;
 }
 
-/*
- * Where the blocks of the large pool begin in ordinary segments, while a trace is
- * replayed: with that, a request's true block size follows. All blocks there are
- * larger than 1 MiB, so no two begin in the same MiB of the address space, and a look
- * at the two MiB after a request says whether its free block was split.
- */
+/* Where the blocks of the large pool begin in ordinary segments, while a trace is
+ * replayed: with that, a request's true block size follows. All blocks there are larger
+ * than 1 MiB, so no two begin in the same MiB of the address space, and a look at the
+ * two MiB after a request says whether its free block was split. */
 
 /* Addresses from first up to end. */
 typedef struct nt_address_range {
     uint64_t first, end;
 } nt_address_range;
 
-/* This many MiB that follow each other are noted together: what is behind a request
- * is seldom further away. */
+/* This many MiB that follow each other are noted together: what is behind a request is
+ * seldom further away. */
 #define NT_LARGE_PAGE 16
 
 /* Where in a MiB a block begins, which row it is, and where a segment ends; NT_NONE:
@@ -131,8 +118,8 @@ typedef struct nt_timeline_large {
     size_t expandable_count, expandable_capacity;
 } nt_timeline_large;
 
-/* The sizes of an active block, as the end layout has them; requested sizes are left
- * as the events tell them where the file has none. */
+/* The sizes of an active block, as the end layout has them; requested sizes are left as
+ * the events tell them where the file has none. */
 static void
 timeline_correct_sizes(const nt_timeline *t, size_t block, uint64_t *size,
                        uint64_t *requested_size)
@@ -215,7 +202,6 @@ points_of_layout(const nt_timeline *t, const nt_layout *layout)
     return ranges;
 }
 
-/* How many points there are at most. */
 static size_t
 points_most(const nt_timeline *t)
 {
@@ -255,7 +241,6 @@ points_collect(nt_timeline_points *points, const nt_timeline *t)
     points_collect_layout(points, t, nt_snapshot_before(t->snapshot));
 }
 
-/* In order, each once. */
 static void
 points_sort(nt_timeline_points *points)
 {
@@ -297,7 +282,7 @@ timeline_points_init(nt_timeline_points *points, const nt_timeline *t, nt_error 
 static void
 timeline_points_clear(nt_timeline_points *points)
 {
-    nt_release(&points->alloc, points->items, points->capacity * sizeof(nt_sort_item));
+    NT_RELEASE(&points->alloc, points->items, points->capacity);
     *points = (nt_timeline_points){.alloc = points->alloc};
 }
 
@@ -310,28 +295,15 @@ timeline_points_rank(const nt_timeline_points *points, uint64_t address)
     return low - 1;
 }
 
-/*
- * When which address range was reserved. Ordinary segments come and go whole;
+/* When which address range was reserved. Ordinary segments come and go whole;
  * expandable ones are mapped and unmapped in ranges, so a range that is unmapped in
  * part ends, and its rests go on as rows of their own.
  *
  * What is given back without having been seen coming, or stands in the end layout so,
- * was there before the trace, unless the file says what was.
- */
+ * was there before the trace, unless the file says what was. */
 
 static const nt_column_spec life_specs[] = {
-    NT_COLUMN(nt_segment_life_columns, address),
-    NT_COLUMN(nt_segment_life_columns, size),
-    NT_COLUMN(nt_segment_life_columns, stream),
-    NT_COLUMN(nt_segment_life_columns, pool_first),
-    NT_COLUMN(nt_segment_life_columns, pool_second),
-    NT_COLUMN(nt_segment_life_columns, kind),
-    NT_COLUMN(nt_segment_life_columns, is_expandable),
-    NT_COLUMN(nt_segment_life_columns, pool_known),
-    NT_COLUMN(nt_segment_life_columns, alloc_event),
-    NT_COLUMN(nt_segment_life_columns, free_event),
-    NT_COLUMN(nt_segment_life_columns, stack),
-};
+    NT_SEGMENT_LIFE_LIST(NT_COLUMN_SPEC, nt_segment_life_columns)};
 
 /* One row to be, but for its range. */
 typedef struct segment_life {
@@ -368,7 +340,6 @@ segments_final(const nt_timeline *t)
     return &nt_snapshot_layout(t->snapshot)->segments;
 }
 
-/* What is kept by point. */
 static nt_status
 segments_init(reserving *r)
 {
@@ -392,8 +363,8 @@ static void
 segments_clear(reserving *r)
 {
     const nt_alloc *alloc = &r->t->alloc;
-    nt_release(alloc, r->rows, r->points.capacity * sizeof(uint32_t));
-    nt_release(alloc, r->ends, r->points.capacity * sizeof(uint32_t));
+    NT_RELEASE(alloc, r->rows, r->points.capacity);
+    NT_RELEASE(alloc, r->ends, r->points.capacity);
     nt_bitset_clear(&r->begins);
     nt_bitset_clear(&r->unseen);
     timeline_points_clear(&r->points);
@@ -433,7 +404,6 @@ segments_add(reserving *r, nt_point_range range, const segment_life *life)
     return NT_OK;
 }
 
-/* Adds a row for a range that is reserved from now on. */
 static nt_status
 segments_begin(reserving *r, nt_point_range range, const segment_life *life)
 {
@@ -495,8 +465,8 @@ segments_cut(reserving *r, nt_point_range range, int32_t event, uint32_t *count)
     return NT_OK;
 }
 
-/* The next part of `range`, from *at on, in which nothing has happened so far; from
- * now on it counts as seen. False when there is none left. */
+/* The next part of `range`, from *at on, in which nothing has happened so far; from now
+ * on it counts as seen. False when there is none left. */
 static bool
 segments_take_unseen(reserving *r, nt_point_range range, size_t *at,
                      nt_point_range *part)
@@ -523,11 +493,9 @@ segments_see(reserving *r, nt_point_range range)
     }
 }
 
-/*
- * The pool that a range belongs to, by its size. Ordinary segments of the small pool
+/* The pool that a range belongs to, by its size. Ordinary segments of the small pool
  * are 2 MiB, and no others are; expandable ones are mapped in pages, of which those of
- * the large pool are larger.
- */
+ * the large pool are larger. */
 static uint8_t
 segments_kind(const nt_timeline *t, uint64_t size, bool expandable)
 {
@@ -650,11 +618,9 @@ segments_inherit(nt_timeline *t, uint32_t row, const segment_life *life)
     t->segments.is_expandable[row] = life->is_expandable;
 }
 
-/*
- * A part of a final segment that no row covers: it was there before the trace, and
+/* A part of a final segment that no row covers: it was there before the trace, and
  * lives on. But where the trace saw it go, it must have come again behind the trace's
- * end, before the snapshot took down the segments.
- */
+ * end, before the snapshot took down the segments. */
 static nt_status
 segments_add_missing(reserving *r, nt_point_range gap, const segment_life *life)
 {
@@ -687,11 +653,9 @@ segments_is_unseen(const reserving *r, nt_point_range range)
     return at == range.to;
 }
 
-/*
- * An ordinary segment of the end layout that the trace did not leave as it is, because
+/* An ordinary segment of the end layout that the trace did not leave as it is, because
  * events were lost: what is reserved there ends, and the segment comes, with the last
- * event. But where the trace never touched it, it was there all the time.
- */
+ * event. But where the trace never touched it, it was there all the time. */
 static nt_status
 segments_replace(reserving *r, nt_point_range range, const segment_life *life)
 {
@@ -731,7 +695,6 @@ segments_match_final(reserving *r, size_t final)
     return NT_OK;
 }
 
-/* The end layout's segments of this device, by address. */
 static size_t
 segments_sort_final(const nt_timeline *t, nt_sort_item *items)
 {
@@ -778,16 +741,14 @@ segments_match_end(reserving *r)
 {
     nt_timeline *t = r->t;
     const size_t most = segments_final(t)->count;
-    nt_sort_item *final = nt_allocate(&t->alloc, most * sizeof(nt_sort_item));
-    if (final == NULL && most != 0) {
-        return nt_fail_nomem(r->err);
-    }
+    nt_sort_item *final;
+    NT_TRY(NT_NEW(&t->alloc, final, most, r->err));
     const size_t count = segments_sort_final(t, final);
     nt_status status = segments_end_lost(r, final, count);
     for (size_t i = 0; i < count && status == NT_OK; i++) {
         status = segments_match_final(r, final[i].value);
     }
-    nt_release(&t->alloc, final, most * sizeof(nt_sort_item));
+    NT_RELEASE(&t->alloc, final, most);
     return status;
 }
 
@@ -826,12 +787,10 @@ nt_timeline_replay_segments(nt_timeline *t, nt_error *err)
     return status;
 }
 
-/*
- * The state before a trace that does not go back to the first allocation. It is what
+/* The state before a trace that does not go back to the first allocation. It is what
  * the file says of it, where it does (nt_snapshot_before). Else a block was there if it
  * is freed in the trace without having been allocated in it, or if it is in the end
- * layout and the trace never touched its address.
- */
+ * layout and the trace never touched its address. */
 
 /* The block now at an address was allocated within the trace. */
 #define START_IN_TRACE (NT_NONE - 1)
@@ -913,8 +872,7 @@ start_add(start *s, const start_block *block, uint32_t *number)
     if (s->count >= START_IN_TRACE) {
         return nt_fail(s->err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 allocations");
     }
-    NT_TRY(nt_grow(&s->t->alloc, (void **)&s->blocks, &s->capacity, s->count + 1,
-                   sizeof(start_block), s->err));
+    NT_TRY(NT_GROW(&s->t->alloc, s->blocks, s->capacity, s->count + 1, s->err));
     s->blocks[s->count] = *block;
     *number = (uint32_t)s->count++;
     return nt_map_set(&s->known, block->row.address, *number, s->err);
@@ -1023,10 +981,7 @@ start_sort(start *s)
             }
         }
     }
-    s->order = nt_allocate(&s->t->alloc, s->count * sizeof(nt_sort_item));
-    if (s->order == NULL && s->count != 0) {
-        return nt_fail_nomem(s->err);
-    }
+    NT_TRY(NT_NEW(&s->t->alloc, s->order, s->count, s->err));
     s->order_capacity = s->count;
     for (uint32_t i = 0; i < s->count; i++) {
         const uint64_t address = s->blocks[i].row.address;
@@ -1038,11 +993,9 @@ start_sort(start *s)
     return NT_OK;
 }
 
-/*
- * What lies behind the block at `position` of the order tells its size, or bounds it:
+/* What lies behind the block at `position` of the order tells its size, or bounds it:
  * up to the next block or the end of the segment lies the rest of its own free block,
- * if that was too small to be split off; else a free block that was large enough.
- */
+ * if that was too small to be split off; else a free block that was large enough. */
 static void
 start_fix_by_gap(start *s, size_t position)
 {
@@ -1140,10 +1093,7 @@ static nt_status
 start_take(start *s, const nt_layout *before)
 {
     const nt_block_columns *b = &before->blocks;
-    s->order = nt_allocate(&s->t->alloc, b->count * sizeof(nt_sort_item));
-    if (s->order == NULL && b->count != 0) {
-        return nt_fail_nomem(s->err);
-    }
+    NT_TRY(NT_NEW(&s->t->alloc, s->order, b->count, s->err));
     s->order_capacity = b->count;
     for (uint32_t block = 0; block < b->count; block++) {
         if (before->segments.device[b->segment[block]] == s->t->device &&
@@ -1161,11 +1111,9 @@ start_take(start *s, const nt_layout *before)
     return NT_OK;
 }
 
-/*
- * Adds a row for every block that was there before the trace, by address. Their sizes
+/* Adds a row for every block that was there before the trace, by address. Their sizes
  * are exact where the end layout or the trace fixes them; facts.slack_bound says by how
- * much the others may be too small. The segments must stand, and no allocations.
- */
+ * much the others may be too small. The segments must stand, and no allocations. */
 static nt_status
 timeline_find_start(nt_timeline *t, nt_error *err)
 {
@@ -1176,17 +1124,17 @@ timeline_find_start(nt_timeline *t, nt_error *err)
     const nt_status status = before != NULL ? start_take(&s, before) : start_find(&s);
     nt_map_clear(&s.live);
     nt_map_clear(&s.known);
-    nt_release(&t->alloc, s.blocks, s.capacity * sizeof(start_block));
-    nt_release(&t->alloc, s.order, s.order_capacity * sizeof(nt_sort_item));
-    nt_release(&t->alloc, s.segments, s.segment_capacity * sizeof(nt_sort_item));
+    NT_RELEASE(&t->alloc, s.blocks, s.capacity);
+    NT_RELEASE(&t->alloc, s.order, s.order_capacity);
+    NT_RELEASE(&t->alloc, s.segments, s.segment_capacity);
     return status;
 }
 
 #define LARGE_MIB_BITS 20
 #define LARGE_MIB_MASK ((UINT64_C(1) << LARGE_MIB_BITS) - 1)
 
-/* How far a block that max_split_size_mb keeps whole is looked for to the end, so
- * that a file's settings cannot make each event slow. */
+/* How far a block that max_split_size_mb keeps whole is looked for to the end, so that
+ * a file's settings cannot make each event slow. */
 #define LARGE_MOST_REACH (UINT64_C(1) << 28)
 
 /* The page that `mib` is on, or NULL. */
@@ -1208,8 +1156,8 @@ large_want(nt_timeline_large *large, uint64_t mib, nt_large_page **out, nt_error
     if (large->page_count >= NT_NONE) {
         return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 large blocks");
     }
-    NT_TRY(nt_grow(&large->alloc, (void **)&large->pages, &large->page_capacity,
-                   large->page_count + 1, sizeof(nt_large_page), err));
+    NT_TRY(NT_GROW(&large->alloc, large->pages, large->page_capacity,
+                   large->page_count + 1, err));
     NT_TRY(nt_map_set(&large->numbers, mib / NT_LARGE_PAGE, (uint32_t)large->page_count,
                       err));
     *out = &large->pages[large->page_count++];
@@ -1219,7 +1167,6 @@ large_want(nt_timeline_large *large, uint64_t mib, nt_large_page **out, nt_error
     return NT_OK;
 }
 
-/* Notes that a block begins at `address`. */
 static nt_status
 large_note_start(nt_timeline_large *large, uint64_t address, uint32_t row,
                  nt_error *err)
@@ -1249,7 +1196,7 @@ large_collect_expandable(nt_timeline_large *large, const nt_timeline *t, nt_erro
     large->expandable = nt_allocate(&large->alloc, count * sizeof *large->expandable);
     large->expandable_capacity = large->expandable != NULL ? count : 0;
     if (items == NULL || large->expandable == NULL) {
-        nt_release(&large->alloc, items, count * sizeof *items);
+        NT_RELEASE(&large->alloc, items, count);
         return nt_fail_nomem(err);
     }
     size_t filled = 0;
@@ -1270,7 +1217,7 @@ large_collect_expandable(nt_timeline_large *large, const nt_timeline *t, nt_erro
             ranges[large->expandable_count - 1].end = end;
         }
     }
-    nt_release(&large->alloc, items, count * sizeof *items);
+    NT_RELEASE(&large->alloc, items, count);
     return NT_OK;
 }
 
@@ -1322,10 +1269,8 @@ static void
 timeline_large_clear(nt_timeline_large *large)
 {
     nt_map_clear(&large->numbers);
-    nt_release(&large->alloc, large->pages,
-               large->page_capacity * sizeof(nt_large_page));
-    nt_release(&large->alloc, large->expandable,
-               large->expandable_capacity * sizeof *large->expandable);
+    NT_RELEASE(&large->alloc, large->pages, large->page_capacity);
+    NT_RELEASE(&large->alloc, large->expandable, large->expandable_capacity);
     *large = (nt_timeline_large){.alloc = large->alloc};
 }
 
@@ -1385,11 +1330,9 @@ large_find_end(const nt_timeline_large *large, uint64_t from, uint64_t reach)
     return nearest;
 }
 
-/*
- * A request of *size bytes, rounded and above 1 MiB, is served at `address`: *size is
+/* A request of *size bytes, rounded and above 1 MiB, is served at `address`: *size is
  * the size of its block then, which is `row`. An address in an expandable segment is
- * left alone.
- */
+ * left alone. */
 static nt_status
 timeline_large_place(nt_timeline_large *large, uint64_t address, uint32_t row,
                      uint64_t *size, nt_error *err)
@@ -1425,14 +1368,12 @@ timeline_large_add(nt_timeline_large *large, uint64_t address, uint32_t row,
     return large_note_start(large, address, row, err);
 }
 
-/*
- * When which block lived, and how large it was. The trace gives what was asked for;
- * the block is that, rounded, and in the large pool of ordinary segments possibly more
+/* When which block lived, and how large it was. The trace gives what was asked for; the
+ * block is that, rounded, and in the large pool of ordinary segments possibly more
  * (timeline_large_place).
  *
  * A trace that does not go back to the start is looked through first for blocks that
- * were there before it.
- */
+ * were there before it. */
 
 typedef struct replay {
     nt_timeline *t;
@@ -1455,8 +1396,7 @@ static nt_status
 replay_note_lost(replay *r, uint32_t row, int32_t event, uint8_t changes)
 {
     nt_timeline *t = r->t;
-    NT_TRY(nt_grow(&t->alloc, (void **)&t->lost, &t->lost_capacity, t->lost_count + 1,
-                   sizeof(nt_lost_event), r->err));
+    NT_TRY(NT_GROW(&t->alloc, t->lost, t->lost_capacity, t->lost_count + 1, r->err));
     t->lost[t->lost_count++] = (nt_lost_event){event, row, changes};
     t->facts.unmatched++;
     return NT_OK;
@@ -1524,7 +1464,6 @@ replay_alloc(replay *r, size_t i)
     return NT_OK;
 }
 
-/* The row is freed, by request or without one, with event `i`. */
 static inline void
 replay_free(replay *r, uint32_t row, size_t i)
 {
@@ -1571,10 +1510,8 @@ replay_free_completed(replay *r, size_t i)
     replay_complete(r, row, i);
 }
 
-/*
- * Nearly every free is requested and completed by two events in a row: both are
- * replayed at once, with one look at the map. False where it is not so.
- */
+/* Nearly every free is requested and completed by two events in a row: both are
+ * replayed at once, with one look at the map. False where it is not so. */
 static inline bool
 replay_free_pair(replay *r, size_t i)
 {

@@ -6,8 +6,8 @@
 #include "base/nt_sort.h"
 #include "trace/nt_timeline.h"
 
-/* What happens to a row with an event that is not its own, because its own was lost
- * or came after the trace's end. */
+/* What happens to a row with an event that is not its own, because its own was lost or
+ * came after the trace's end. */
 enum nt_lost_change {
     NT_LOST_ALLOCATION = 1,
     NT_LOST_FREE = 2,

@@ -16,8 +16,8 @@ typedef struct value_big {
     bool fits;     /* in -2^63 .. 2^64 - 1 */
 } value_big;
 
-/* Snapshots write a pool id as a pair of small integers with every event: the
- * pairs seen last are kept, so that a million of them are one node. */
+/* Snapshots write a pool id as a pair of small integers with every event: the pairs
+ * seen last are kept, so that a million of them are one node. */
 #define TUPLE_CACHE 64
 
 struct nt_values {
@@ -34,10 +34,8 @@ struct nt_values {
 nt_status
 nt_values_new(const nt_alloc *alloc, nt_values **out, nt_error *err)
 {
-    nt_values *values = nt_allocate(alloc, sizeof *values);
-    if (values == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_values *values;
+    NT_TRY(NT_NEW(alloc, values, 1, err));
     *values = (nt_values){.alloc = *alloc};
     *out = values;
     return NT_OK;
@@ -46,7 +44,7 @@ nt_values_new(const nt_alloc *alloc, nt_values **out, nt_error *err)
 static void
 value_release_pairs(nt_values *values, value_node *node)
 {
-    nt_release(&values->alloc, node->pairs, node->capacity * sizeof(nt_value_pair));
+    NT_RELEASE(&values->alloc, node->pairs, node->capacity);
     node->pairs = NULL;
     node->count = 0;
     node->capacity = 0;
@@ -62,9 +60,9 @@ nt_values_free(nt_values *values)
     for (size_t i = 0; i < values->node_count; i++) {
         value_release_pairs(values, &values->nodes[i]);
     }
-    nt_release(&alloc, values->nodes, values->node_capacity * sizeof(value_node));
-    nt_release(&alloc, values->bigs, values->big_capacity * sizeof(value_big));
-    nt_release(&alloc, values->floats, values->float_capacity * sizeof(double));
+    NT_RELEASE(&alloc, values->nodes, values->node_capacity);
+    NT_RELEASE(&alloc, values->bigs, values->big_capacity);
+    NT_RELEASE(&alloc, values->floats, values->float_capacity);
     nt_release(&alloc, values, sizeof *values);
 }
 
@@ -77,8 +75,8 @@ nt_values_integer(nt_values *values, uint64_t bits, bool negative, bool fits,
         *out = nt_value_make(NT_VALUE_INT, bits);
         return NT_OK;
     }
-    NT_TRY(nt_grow(&values->alloc, (void **)&values->bigs, &values->big_capacity,
-                   values->big_count + 1, sizeof(value_big), err));
+    NT_TRY(NT_GROW(&values->alloc, values->bigs, values->big_capacity,
+                   values->big_count + 1, err));
     values->bigs[values->big_count] = (value_big){.bits = bits, .fits = fits};
     *out = nt_value_make(NT_VALUE_BIG, values->big_count++);
     return NT_OK;
@@ -87,8 +85,8 @@ nt_values_integer(nt_values *values, uint64_t bits, bool negative, bool fits,
 nt_status
 nt_values_float(nt_values *values, double real, nt_value *out, nt_error *err)
 {
-    NT_TRY(nt_grow(&values->alloc, (void **)&values->floats, &values->float_capacity,
-                   values->float_count + 1, sizeof(double), err));
+    NT_TRY(NT_GROW(&values->alloc, values->floats, values->float_capacity,
+                   values->float_count + 1, err));
     values->floats[values->float_count] = real;
     *out = nt_value_make(NT_VALUE_FLOAT, values->float_count++);
     return NT_OK;
@@ -100,8 +98,8 @@ nt_values_container(nt_values *values, nt_value_tag tag, nt_value *out, nt_error
     if (values->node_count >= NT_NONE) {
         return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 containers");
     }
-    NT_TRY(nt_grow(&values->alloc, (void **)&values->nodes, &values->node_capacity,
-                   values->node_count + 1, sizeof(value_node), err));
+    NT_TRY(NT_GROW(&values->alloc, values->nodes, values->node_capacity,
+                   values->node_count + 1, err));
     values->nodes[values->node_count] = (value_node){.exchanged = NT_VALUE_ABSENT};
     *out = nt_value_make(tag, values->node_count++);
     return NT_OK;

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What a pickle's stack and memo hold: one 64-bit word a value. Small integers
- * are in the word; everything else is an id into the store. Containers are
- * shared by id and never copied, so a memo reference costs one word.
- */
+/* What a pickle's stack and memo hold: one 64-bit word a value. Small integers are in
+ * the word; everything else is an id into the store. Containers are shared by id and
+ * never copied, so a memo reference costs one word. */
 #ifndef NT_VALUE_H
 #define NT_VALUE_H
 
@@ -63,10 +61,8 @@ nt_value_kind(nt_value value)
     return (uint32_t)(value >> 36);
 }
 
-/*
- * Two words: of a dict a key and its value; of a list a value and how many times
- * the run goes on (records with ids counting up are one run); of a tuple an item.
- */
+/* Two words: of a dict a key and its value; of a list a value and how many times the
+ * run goes on (records with ids counting up are one run); of a tuple an item. */
 typedef struct nt_value_pair {
     nt_value first;
     uint64_t second;
@@ -79,8 +75,8 @@ nt_values_new(const nt_alloc *alloc, nt_values **out, nt_error *err) NT_CHECKED;
 void
 nt_values_free(nt_values *values);
 
-/* An integer; `bits` is its low 64 bits in two's complement, `negative` its
- * sign, `fits` whether it is in -2^63 .. 2^64 - 1. */
+/* An integer; `bits` is its low 64 bits in two's complement, `negative` its sign,
+ * `fits` whether it is in -2^63 .. 2^64 - 1. */
 nt_status
 nt_values_integer(nt_values *values, uint64_t bits, bool negative, bool fits,
                   nt_value *out, nt_error *err) NT_CHECKED;
@@ -98,9 +94,9 @@ nt_status
 nt_values_tuple(nt_values *values, const nt_value *items, size_t count, nt_value *out,
                 nt_error *err) NT_CHECKED;
 
-/* Adds to a list an item (of records `count` that count up from it), or a pair to
- * a dict (equal keys stay; the last one counts). NT_MALFORMED when the container has
- * been exchanged (nt_values_exchange). */
+/* Adds to a list an item (of records `count` that count up from it), or a pair to a
+ * dict (equal keys stay; the last one counts). NT_MALFORMED when the container has been
+ * exchanged (nt_values_exchange). */
 nt_status
 nt_values_append(nt_values *values, nt_value list, nt_value item, uint64_t count,
                  nt_error *err) NT_CHECKED;
@@ -116,8 +112,8 @@ nt_values_resolve(const nt_values *values, nt_value value);
 void
 nt_values_exchange(nt_values *values, nt_value container, nt_value by);
 
-/* A mark on the contents that a container has now: they were looked at and are
- * nothing special. Pairs that come behind them do not have it. */
+/* A mark on the contents that a container has now: they were looked at and are nothing
+ * special. Pairs that come behind them do not have it. */
 void
 nt_values_set_judged(nt_values *values, nt_value container);
 /* Whether all of the contents have it (an empty container's do), and how many do. */
@@ -142,8 +138,8 @@ nt_values_pairs(const nt_values *values, nt_value container, size_t *count);
 nt_value
 nt_values_lookup(const nt_values *values, nt_value dict, uint32_t key);
 
-/* The integer as 64 bits in two's complement; false for what is no integer (a
- * bool is one) or does not fit. */
+/* The integer as 64 bits in two's complement; false for what is no integer (a bool is
+ * one) or does not fit. */
 bool
 nt_values_get_integer(const nt_values *values, nt_value value, uint64_t *bits);
 double

@@ -34,14 +34,14 @@ typedef struct nt_writer {
     uint32_t *strings, *frames, *stacks;
     size_t string_count, frame_count, stack_count;
 
-    /* Of words and actions: the string's own place above, or the spare one of a
-     * word that is none of the snapshot's strings. */
+    /* Of words and actions: the string's own place above, or the spare one of a word
+     * that is none of the snapshot's strings. */
     uint32_t *words[WORDS], spare_words[WORDS];
     uint32_t *actions[UINT8_MAX + 1], spare_actions[UINT8_MAX + 1];
 } nt_writer;
 
-/* The rows of allocator_settings, depth first: what is in a dict or list follows
- * its own row. `next` is the row to be written next. */
+/* The rows of allocator_settings, depth first: what is in a dict or list follows its
+ * own row. `next` is the row to be written next. */
 typedef struct writer_tree {
     const nt_setting *rows;
     size_t count, next;
@@ -58,10 +58,7 @@ writer_find_noted(const nt_writer *w, writer_tree *tree)
     const size_t devices = nt_snapshot_trace_count(w->snapshot);
     const nt_setting *rows;
     size_t count;
-    tree->noted = nt_allocate(&w->alloc, devices * sizeof *tree->noted);
-    if (tree->noted == NULL && devices != 0) {
-        return nt_fail_nomem(w->out.err);
-    }
+    NT_TRY(NT_NEW(&w->alloc, tree->noted, devices, w->out.err));
     for (size_t device = 0; device < devices; device++) {
         if (nt_snapshot_noted_calls(w->snapshot, device, &rows, &count)) {
             const size_t list = (size_t)(rows - tree->rows) - 1;
@@ -125,8 +122,8 @@ writer_string(nt_writer *w, uint32_t id)
     }
 }
 
-/* One row's value with all that is in it. The reader bounds the depth, so the
- * recursion is bounded as well. */
+/* One row's value with all that is in it. The reader bounds the depth, so the recursion
+ * is bounded as well. */
 static void
 writer_setting(nt_writer *w, writer_tree *tree)
 {
@@ -154,7 +151,6 @@ writer_setting(nt_writer *w, writer_tree *tree)
     }
 }
 
-/* The rows of one parent, of which the first is tree->next. */
 static void
 writer_children(nt_writer *w, writer_tree *tree, uint32_t parent, bool is_dict)
 {
@@ -175,7 +171,6 @@ writer_children(nt_writer *w, writer_tree *tree, uint32_t parent, bool is_dict)
     }
 }
 
-/* One of nt_reader_words. */
 static void
 writer_word(nt_writer *w, uint32_t word)
 {
@@ -200,7 +195,7 @@ writer_settings(nt_writer *w, nt_writer_parts parts)
     writer_word(w, KEY_ALLOCATOR_SETTINGS);
     nt_writer_dict(&w->out, NULL);
     writer_children(w, &tree, NT_NONE, true);
-    nt_release(&w->alloc, tree.noted, devices * sizeof *tree.noted);
+    NT_RELEASE(&w->alloc, tree.noted, devices);
 }
 
 /* Events between two calls of the progress function. */
@@ -283,7 +278,6 @@ writer_frame(nt_writer *w, uint32_t id)
     writer_end_dict(w);
 }
 
-/* The key `frames` with the stack, where one was recorded. */
 static void
 writer_stack(nt_writer *w, uint32_t stack)
 {
@@ -390,8 +384,8 @@ writer_action(nt_writer *w, uint8_t action)
     }
 }
 
-/* An oom event has `device_free` in place of `addr`; what else a file put into
- * either is kept. */
+/* An oom event has `device_free` in place of `addr`; what else a file put into either
+ * is kept. */
 static void
 writer_event_place(nt_writer *w, const nt_event_columns *e, size_t row)
 {
@@ -462,7 +456,6 @@ writer_report(nt_writer *w)
     w->done++;
 }
 
-/* The list of the events first .. end - 1, as rows of the snapshot. */
 static void
 writer_trace(nt_writer *w, size_t first, size_t end)
 {
@@ -520,7 +513,6 @@ writer_traces(nt_writer *w, nt_writer_parts parts)
     nt_writer_items_end(&w->out, count);
 }
 
-/* The segments at the end, or before, of all parts. */
 static void
 writer_layouts(nt_writer *w, nt_writer_parts parts, bool before)
 {
@@ -617,10 +609,7 @@ writer_make_slots(nt_writer *w, size_t count, uint32_t **slots)
 static nt_status
 writer_prepare(nt_writer *w)
 {
-    w->out.frame = nt_allocate(&w->alloc, NT_WRITER_FRAME);
-    if (w->out.frame == NULL) {
-        return nt_fail_nomem(w->out.err);
-    }
+    NT_TRY(nt_take(&w->alloc, (void **)&w->out.frame, NT_WRITER_FRAME, w->out.err));
     NT_TRY(writer_make_slots(w, w->string_count, &w->strings));
     NT_TRY(writer_make_slots(w, w->frame_count, &w->frames));
     NT_TRY(writer_make_slots(w, w->stack_count, &w->stacks));
@@ -649,13 +638,12 @@ writer_save(nt_writer *w, nt_writer_parts parts)
         status = w->out.status;
     }
     nt_release(&w->alloc, w->out.frame, NT_WRITER_FRAME);
-    nt_release(&w->alloc, w->strings, w->string_count * sizeof *w->strings);
-    nt_release(&w->alloc, w->frames, w->frame_count * sizeof *w->frames);
-    nt_release(&w->alloc, w->stacks, w->stack_count * sizeof *w->stacks);
+    NT_RELEASE(&w->alloc, w->strings, w->string_count);
+    NT_RELEASE(&w->alloc, w->frames, w->frame_count);
+    NT_RELEASE(&w->alloc, w->stacks, w->stack_count);
     return status;
 }
 
-/* Writes parts of the snapshot with the keys (NT_HAS_...) that are named. */
 static nt_status
 writer_save_parts(const nt_alloc *alloc, const nt_snapshot *snapshot, uint32_t keys,
                   nt_writer_parts parts, const nt_sink *sink,
@@ -745,7 +733,7 @@ done:
         nt_timeline_layout_free(ranges[i].timeline, made[i].layout);
         nt_timeline_layout_free(ranges[i].timeline, made[i].before);
     }
-    nt_release(alloc, made, count * sizeof *made);
-    nt_release(alloc, parts, count * sizeof *parts);
+    NT_RELEASE(alloc, made, count);
+    NT_RELEASE(alloc, parts, count);
     return status;
 }

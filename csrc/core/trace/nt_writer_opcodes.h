@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * The opcodes of pickle protocol 4 that a snapshot needs, gathered in frames as
- * Python's own pickler gathers them. Knows nothing of snapshots.
- */
+/* The opcodes of pickle protocol 4 that a snapshot needs, gathered in frames as
+ * Python's own pickler gathers them. Knows nothing of snapshots. */
 #ifndef NT_WRITER_OPCODES_H
 #define NT_WRITER_OPCODES_H
 
@@ -17,10 +15,8 @@
 /* Items that go into a list or dict at once: as many as Python's pickler takes. */
 #define NT_WRITER_BATCH 1000
 
-/*
- * Where the pickle has come to. The first failure stays in `status`; from then on
- * nothing more is written, so that callers need not look after every opcode.
- */
+/* Where the pickle has come to. The first failure stays in `status`; from then on
+ * nothing more is written, so that callers need not look after every opcode. */
 typedef struct nt_writer_out {
     const nt_sink *sink;
     uint8_t *frame;    /* NT_WRITER_FRAME bytes, owned by the caller */

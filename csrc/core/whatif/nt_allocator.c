@@ -109,7 +109,6 @@ allocator_at(const nt_allocator *model, uint32_t block)
     return &model->blocks[block];
 }
 
-/* Whether it has a neighbour in its segment. */
 static inline bool
 allocator_is_split(const allocator_block *block)
 {
@@ -148,8 +147,8 @@ allocator_add_block(nt_allocator *model, const allocator_block *block, uint32_t 
         if (model->block_count >= NT_NONE) {
             return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 blocks");
         }
-        NT_TRY(nt_grow(&model->alloc, (void **)&model->blocks, &model->block_capacity,
-                       model->block_count + 1, sizeof *model->blocks, err));
+        NT_TRY(NT_GROW(&model->alloc, model->blocks, model->block_capacity,
+                       model->block_count + 1, err));
         row = (uint32_t)model->block_count++;
     }
     model->blocks[row] = *block;
@@ -594,8 +593,8 @@ allocator_add_area(nt_allocator *model, const allocator_area *area, uint32_t *ou
         model->areas[*out] = *area;
         return NT_OK;
     }
-    NT_TRY(nt_grow(&model->alloc, (void **)&model->areas, &model->area_capacity,
-                   model->area_count + 1, sizeof *model->areas, err));
+    NT_TRY(NT_GROW(&model->alloc, model->areas, model->area_capacity,
+                   model->area_count + 1, err));
     *out = (uint32_t)model->area_count;
     model->areas[model->area_count++] = *area;
     return NT_OK;
@@ -633,8 +632,8 @@ allocator_reserve(nt_allocator *model, const allocator_request *request,
 }
 
 /* Maps the first `size` bytes of an unmapped block, in whole pages, and joins them with
- * free neighbours. `block` stands for the result; *mapped is false if the device has
- * no room. */
+ * free neighbours. `block` stands for the result; *mapped is false if the device has no
+ * room. */
 static nt_status
 allocator_map(nt_allocator *model, uint32_t block, uint64_t size, bool *mapped,
               nt_error *err)
@@ -727,10 +726,8 @@ allocator_open(nt_allocator *model, const allocator_request *request, uint32_t *
     return allocator_open_segment(model, request, block, err);
 }
 
-/*
- * Expandable segments: an address range is reserved once for each stream and pool, and
- * memory is mapped into it, and unmapped, in whole pages.
- */
+/* Expandable segments: an address range is reserved once for each stream and pool, and
+ * memory is mapped into it, and unmapped, in whole pages. */
 
 /* Puts what is left of a free block beside its unmapped pages among the free ones. */
 static nt_status
@@ -767,8 +764,8 @@ allocator_end_area(nt_allocator *model, uint32_t block)
     allocator_give_place(model, b.address, b.size);
 }
 
-/* Unmaps the whole pages of a free block; a reservation of which nothing is mapped
- * then goes. */
+/* Unmaps the whole pages of a free block; a reservation of which nothing is mapped then
+ * goes. */
 static nt_status
 allocator_unmap(nt_allocator *model, uint32_t block, nt_error *err)
 {
@@ -816,8 +813,8 @@ static nt_status
 allocator_find_set(nt_allocator *model, const nt_ordered *set, size_t *count,
                    nt_error *err)
 {
-    NT_TRY(nt_grow(&model->alloc, (void **)&model->found, &model->found_capacity,
-                   *count + set->count, sizeof *model->found, err));
+    NT_TRY(NT_GROW(&model->alloc, model->found, model->found_capacity,
+                   *count + set->count, err));
     nt_ordered_entry entry = nt_ordered_from(set, 0, 0);
     while (entry.value != NT_NONE) {
         model->found[(*count)++] = entry.value;
@@ -876,7 +873,6 @@ allocator_collect_round(nt_allocator *model, size_t count, uint64_t *ages,
     return is_any_freed;
 }
 
-/* Collects garbage, where the settings and the limit say so. */
 static nt_status
 allocator_collect(nt_allocator *model, nt_error *err)
 {
@@ -900,8 +896,8 @@ allocator_collect(nt_allocator *model, nt_error *err)
     return NT_OK;
 }
 
-/* Releases oversize blocks of the request's stream; *enough says whether the bytes
- * that max_split_size asks for came together. */
+/* Releases oversize blocks of the request's stream; *enough says whether the bytes that
+ * max_split_size asks for came together. */
 static void
 allocator_release_oversize(nt_allocator *model, const allocator_request *request,
                            bool *enough)
@@ -964,8 +960,8 @@ nt_allocator_complete(nt_allocator *model, uint32_t block, nt_error *err)
     return allocator_settle(model, block, err);
 }
 
-/* What was given later is complete once all streams have been waited for: all of it,
- * or what is of one pool. */
+/* What was given later is complete once all streams have been waited for: all of it, or
+ * what is of one pool. */
 static nt_status
 allocator_wait(nt_allocator *model, uint32_t pool, nt_error *err)
 {
@@ -999,10 +995,8 @@ allocator_release_private(nt_allocator *model, nt_error *err)
         return NT_OK;
     }
     const size_t bytes = model->loose_pools * sizeof(nt_sort_item);
-    nt_sort_item *items = nt_allocate(&model->alloc, bytes);
-    if (items == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_sort_item *items;
+    NT_TRY(nt_take(&model->alloc, (void **)&items, bytes, err));
     size_t count = 0;
     for (uint32_t i = model->first_loose; i != NT_NONE; i = model->pools[i].after) {
         items[count++] = (nt_sort_item){model->pools[i].released, i};
@@ -1168,7 +1162,7 @@ allocator_find_heads(const nt_allocator *model, nt_sort_item **out, size_t *coun
         const nt_status status = nt_grow(&model->alloc, (void **)&items, capacity,
                                          *count + 1, sizeof *items, err);
         if (status != NT_OK) {
-            nt_release(&model->alloc, items, *capacity * sizeof *items);
+            NT_RELEASE(&model->alloc, items, *capacity);
             return status;
         }
         items[(*count)++] = (nt_sort_item){b->address, i};
@@ -1265,17 +1259,15 @@ nt_allocator_layout(const nt_allocator *model, nt_layout **out, nt_error *err)
 {
     nt_sort_item *heads;
     size_t count, capacity;
-    allocator_view *view = nt_allocate(&model->alloc, sizeof *view);
-    if (view == NULL) {
-        return nt_fail_nomem(err);
-    }
+    allocator_view *view;
+    NT_TRY(NT_NEW(&model->alloc, view, 1, err));
     *view = (allocator_view){.segment_capacity = 0};
     nt_status status = allocator_find_heads(model, &heads, &count, &capacity, err);
     if (status == NT_OK) {
         for (size_t i = 0; i < count && status == NT_OK; i++) {
             status = allocator_show(model, heads[i].value, view, err);
         }
-        nt_release(&model->alloc, heads, capacity * sizeof *heads);
+        NT_RELEASE(&model->alloc, heads, capacity);
     }
     if (status != NT_OK) {
         nt_allocator_layout_free(model, &view->layout);
@@ -1387,7 +1379,6 @@ allocator_check_block(const nt_allocator *model, uint32_t block, allocator_tally
     return allocator_check_neighbours(model, block);
 }
 
-/* The blocks of one segment, from its first one on. */
 static const char *
 allocator_check_segment(const nt_allocator *model, uint32_t head,
                         allocator_tally *tally, nt_ordered *spans)
@@ -1439,7 +1430,6 @@ allocator_check_pending(const nt_allocator *model, uint64_t expected)
     return NULL;
 }
 
-/* What is counted by pool and by lane. */
 static const char *
 allocator_check_pools(const nt_allocator *model, const allocator_tally *tally)
 {
@@ -1594,14 +1584,13 @@ nt_allocator_free(nt_allocator *model)
         for (size_t kind = 0; kind < NT_POOL_KIND_COUNT; kind++) {
             nt_ordered_clear(&model->pools[i].loose_lanes[kind], &alloc);
         }
-        nt_release(&alloc, model->pools[i].lanes,
-                   model->pools[i].lane_capacity * sizeof(uint32_t));
+        NT_RELEASE(&alloc, model->pools[i].lanes, model->pools[i].lane_capacity);
     }
-    nt_release(&alloc, model->blocks, model->block_capacity * sizeof *model->blocks);
-    nt_release(&alloc, model->lanes, model->lane_capacity * sizeof *model->lanes);
-    nt_release(&alloc, model->pools, model->pool_capacity * sizeof *model->pools);
-    nt_release(&alloc, model->areas, model->area_capacity * sizeof *model->areas);
-    nt_release(&alloc, model->found, model->found_capacity * sizeof *model->found);
+    NT_RELEASE(&alloc, model->blocks, model->block_capacity);
+    NT_RELEASE(&alloc, model->lanes, model->lane_capacity);
+    NT_RELEASE(&alloc, model->pools, model->pool_capacity);
+    NT_RELEASE(&alloc, model->areas, model->area_capacity);
+    NT_RELEASE(&alloc, model->found, model->found_capacity);
     nt_release(&alloc, model, sizeof *model);
 }
 
@@ -1609,8 +1598,8 @@ nt_status
 nt_allocator_add_pool(nt_allocator *model, unsigned flags, uint32_t *pool,
                       nt_error *err)
 {
-    NT_TRY(nt_grow(&model->alloc, (void **)&model->pools, &model->pool_capacity,
-                   model->pool_count + 1, sizeof *model->pools, err));
+    NT_TRY(NT_GROW(&model->alloc, model->pools, model->pool_capacity,
+                   model->pool_count + 1, err));
     *pool = (uint32_t)model->pool_count;
     model->pools[model->pool_count++] = (allocator_pool){.flags = flags};
     model->has_lenders |= (flags & NT_POOL_USE_ON_OOM) != 0;
@@ -1626,10 +1615,8 @@ nt_allocator_new(const nt_alloc *alloc, const nt_allocator_options *options,
         return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
                        "no device has more than 2^58 bytes");
     }
-    nt_allocator *model = nt_allocate(alloc, sizeof *model);
-    if (model == NULL) {
-        return nt_fail_nomem(err);
-    }
+    nt_allocator *model;
+    NT_TRY(NT_NEW(alloc, model, 1, err));
     *model = (nt_allocator){
         .alloc = *alloc,
         .options = *options,
@@ -1672,10 +1659,9 @@ nt_allocator_add_lane(nt_allocator *model, uint32_t pool, uint64_t stream,
                       uint32_t *lane, nt_error *err)
 {
     allocator_pool *p = &model->pools[pool];
-    NT_TRY(nt_grow(&model->alloc, (void **)&model->lanes, &model->lane_capacity,
-                   model->lane_count + 1, sizeof *model->lanes, err));
-    NT_TRY(nt_grow(&model->alloc, (void **)&p->lanes, &p->lane_capacity,
-                   p->lane_count + 1, sizeof *p->lanes, err));
+    NT_TRY(NT_GROW(&model->alloc, model->lanes, model->lane_capacity,
+                   model->lane_count + 1, err));
+    NT_TRY(NT_GROW(&model->alloc, p->lanes, p->lane_capacity, p->lane_count + 1, err));
     p->lanes[p->lane_count++] = (uint32_t)model->lane_count;
     *lane = (uint32_t)model->lane_count;
     model->lanes[model->lane_count++] =
@@ -1911,8 +1897,8 @@ nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,
 {
     allocator_request request;
     NT_TRY(allocator_make_request(model, lane, nbytes, &request, err));
-    /* What is put back is a block as it was: its size is not rounded again, and where
-     * a small segment was free for more than a small request, it stays in it. */
+    /* What is put back is a block as it was: its size is not rounded again, and where a
+     * small segment was free for more than a small request, it stays in it. */
     const bool is_block =
         address % NT_MIN_BLOCK_SIZE == 0 && nbytes % NT_MIN_BLOCK_SIZE == 0;
     const uint64_t size = is_block ? nbytes : request.rounded;

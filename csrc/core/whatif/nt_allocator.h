@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A model of PyTorch's native CUDA caching allocator on one device: it serves requests
+/* A model of PyTorch's native CUDA caching allocator on one device: it serves requests
  * and frees by the same rules, from a device that is made of numbers only. Where the
  * driver would decide (the address of new memory), a policy does, which can be
  * replaced; where time would (when another stream is done with a block), the caller
@@ -9,8 +8,7 @@
  * The caller numbers what it deals with: a pool is the default one (number 0) or a
  * private one, a lane is one stream in one pool, and blocks are named by what malloc
  * returned until they are free. After a call that failed with another status than
- * NT_ARGUMENT the model can only be freed.
- */
+ * NT_ARGUMENT the model can only be freed. */
 #ifndef NT_ALLOCATOR_H
 #define NT_ALLOCATOR_H
 
@@ -38,11 +36,9 @@ typedef struct nt_allocator_need {
     bool is_reservation; /* for an expandable segment; else a cudaMalloc */
 } nt_allocator_need;
 
-/*
- * Gives addresses. `take` writes one where `size` bytes overlap nothing that is taken,
+/* Gives addresses. `take` writes one where `size` bytes overlap nothing that is taken,
  * a multiple of 512, and below 2^63 with its end; it must not call the model. `give`
- * says that what was taken is free again.
- */
+ * says that what was taken is free again. */
 typedef struct nt_allocator_places {
     nt_status (*take)(void *ctx, const nt_allocator_need *need, uint64_t *address,
                       nt_error *err);
@@ -50,12 +46,10 @@ typedef struct nt_allocator_places {
     void *ctx;
 } nt_allocator_places;
 
-/*
- * Hears what the model does on its own, in the order in which PyTorch writes it into
+/* Hears what the model does on its own, in the order in which PyTorch writes it into
  * its trace: segment_alloc, segment_free, segment_map, segment_unmap, oom (address 0,
  * the rounded request), and free_completed with the block's tag where the model waited
- * for a stream itself. It must not call the model.
- */
+ * for a stream itself. It must not call the model. */
 typedef struct nt_allocator_observer {
     void (*tell)(void *ctx, nt_action action, uint32_t lane, uint64_t address,
                  uint64_t size, uint32_t tag);
@@ -120,11 +114,9 @@ nt_allocator_add_lane(nt_allocator *model, uint32_t pool, uint64_t stream,
 void
 nt_allocator_set_capturing(nt_allocator *model, bool is_capturing);
 
-/*
- * A request of `nbytes` (1 to NT_LARGEST_REQUEST, else NT_ARGUMENT). *block is the
+/* A request of `nbytes` (1 to NT_LARGEST_REQUEST, else NT_ARGUMENT). *block is the
  * block that serves it, or NT_NONE when memory ran out, which is NT_OK. `tag` is the
- * caller's.
- */
+ * caller's. */
 nt_status
 nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_t tag,
                     uint32_t *block, nt_error *err) NT_CHECKED;
@@ -135,13 +127,11 @@ bool
 nt_allocator_leads_to(const nt_allocator *model, uint32_t lane, uint64_t nbytes,
                       uint64_t address);
 
-/*
- * A block that PyTorch puts back where it lay, as it does when it restores the private
+/* A block that PyTorch puts back where it lay, as it does when it restores the private
  * pool of a captured graph: not by best fit, but at `address`, where the lane has the
  * bytes free. `nbytes` is the size of the block, which is not rounded again where it is
  * a multiple of 512. *block is NT_NONE where they are not free, or where a request
- * would get the same bytes there.
- */
+ * would get the same bytes there. */
 nt_status
 nt_allocator_restore(nt_allocator *model, uint32_t lane, uint64_t address,
                      uint64_t nbytes, uint32_t tag, uint32_t *block,
@@ -214,12 +204,10 @@ typedef struct nt_allocator_area {
     size_t count;
 } nt_allocator_area;
 
-/*
- * Takes up memory as it is there, whatever the policy says. Pieces that are free or
+/* Takes up memory as it is there, whatever the policy says. Pieces that are free or
  * unmapped do not touch each other, and what is mapped together in a reservation
- * consists of whole pages of it (nt_page_size): else NT_ARGUMENT, and nothing
- * changed. The blocks in use are written to `blocks`, which has room for `count`.
- */
+ * consists of whole pages of it (nt_page_size): else NT_ARGUMENT, and nothing changed.
+ * The blocks in use are written to `blocks`, which has room for `count`. */
 nt_status
 nt_allocator_adopt(nt_allocator *model, const nt_allocator_area *area, uint32_t *blocks,
                    nt_error *err) NT_CHECKED;
@@ -231,10 +219,8 @@ nt_allocator_reservation_size(const nt_allocator *model, bool small);
 
 /* Looking at it. --------------------------------------------------------- */
 
-/*
- * Which block is where now, by address, as a snapshot would show it. Pools have their
- * numbers as {0, number}. The caller frees it with nt_allocator_layout_free.
- */
+/* Which block is where now, by address, as a snapshot would show it. Pools have their
+ * numbers as {0, number}. The caller frees it with nt_allocator_layout_free. */
 nt_status
 nt_allocator_layout(const nt_allocator *model, nt_layout **out,
                     nt_error *err) NT_CHECKED;

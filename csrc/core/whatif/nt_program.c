@@ -61,7 +61,6 @@ typedef struct program_maker {
 
 /* What the memory that the process got, and did not get, says of its limit. */
 
-/* The settings of the snapshot. */
 static const nt_settings *
 program_settings(const program_maker *m)
 {
@@ -161,14 +160,11 @@ program_note_shortage(program_maker *m, size_t first, size_t end)
     }
 }
 
-/*
- * Whose releases those are: the user's, who called empty_cache(), or the allocator's,
+/* Whose releases those are: the user's, who called empty_cache(), or the allocator's,
  * which was short of memory. Only the user's belong to the program. A recording of ours
  * has noted each call; in others stacks and what follows tell, and a call that found
- * nothing to release leaves no trace.
- */
+ * nothing to release leaves no trace. */
 
-/* Which stacks have a frame called empty_cache. */
 static nt_status
 program_find_calls(program_maker *m)
 {
@@ -246,8 +242,8 @@ program_is_quiet(const program_maker *m, size_t i)
 }
 
 /* Whether the request of event `end`, which mapped nothing, may have unmapped what lies
- * before it: a free block that was too large to be used, and whose rest serves it now.
- */
+ * before it: a free block that was too large to be used, and whose rest serves it
+ * now. */
 static bool
 program_unmaps_first(const program_maker *m, size_t end)
 {
@@ -287,8 +283,8 @@ program_is_call(program_maker *m, size_t first, size_t end)
         return true;
     }
     /* All that one request does has the stack of that request. Where only allocations
-     * have stacks, a segment that empty_cache() releases may have the same by chance.
-     */
+     * have stacks, a segment that empty_cache() releases may have the same by
+     * chance. */
     const bool asks = stack != NT_NO_STACK || next != NT_ACTION_OOM;
     if (asks && stack != m->events->stack[m->first + end]) {
         return true;
@@ -309,12 +305,10 @@ program_is_call(program_maker *m, size_t first, size_t end)
     return !program_runs_short(m);
 }
 
-/*
- * Frees that waited for other streams are complete when a later request sees that these
+/* Frees that waited for other streams are complete when a later request sees that these
  * are done: at its start, or when it found no memory, waited for all of them and gave
  * the cache back. What is free only then comes too late for the request itself, which
- * does not look at free blocks again. In the trace both stand before the request.
- */
+ * does not look at free blocks again. In the trace both stand before the request. */
 
 /* Whether the free that event `i` asks for is complete at once. One that waited for a
  * stream is completed by a later request, and has that one's stack. */
@@ -446,8 +440,8 @@ program_defer(program_maker *m, size_t i, bool *deferred)
         m->is_waiting = program_waits_at(m, i) && !program_has_noted(m, i);
     }
     if (m->is_waiting) {
-        NT_TRY(nt_grow(&m->p->alloc, (void **)&m->late, &m->late_capacity,
-                       m->late_count + 1, sizeof *m->late, m->err));
+        NT_TRY(NT_GROW(&m->p->alloc, m->late, m->late_capacity, m->late_count + 1,
+                       m->err));
         m->late[m->late_count++] = (uint32_t)i;
         *deferred = true;
     }
@@ -483,14 +477,13 @@ program_take_slot(program_maker *m, uint32_t row, uint32_t *out)
         }
         *out = m->p->face.slot_count++;
         /* Room for giving it back later, which then can't fail. */
-        NT_TRY(nt_grow(&m->p->alloc, (void **)&m->idle_slots, &m->idle_capacity,
-                       m->p->face.slot_count, sizeof *m->idle_slots, m->err));
+        NT_TRY(NT_GROW(&m->p->alloc, m->idle_slots, m->idle_capacity,
+                       m->p->face.slot_count, m->err));
     }
     m->slots[row] = *out;
     return NT_OK;
 }
 
-/* The slots of the blocks that are there before the trace, by address. */
 static nt_status
 program_name_blocks(program_maker *m, nt_map *slots)
 {
@@ -516,15 +509,13 @@ program_find_pool(program_maker *m, nt_pool_id pool, uint32_t *out)
     uint32_t id;
     NT_TRY(nt_strings_intern(m->pool_names, &pool, sizeof pool, &id, m->err));
     if (id == p->face.pool_count) {
-        NT_TRY(nt_grow(&p->alloc, (void **)&p->pools, &p->pool_capacity, (size_t)id + 1,
-                       sizeof *p->pools, m->err));
+        NT_TRY(NT_GROW(&p->alloc, p->pools, p->pool_capacity, (size_t)id + 1, m->err));
         p->pools[p->face.pool_count++] = pool;
     }
     *out = id;
     return NT_OK;
 }
 
-/* The number of a stream in a pool. */
 static nt_status
 program_find_lane(program_maker *m, nt_pool_id pool, uint64_t stream, uint32_t *out)
 {
@@ -535,8 +526,7 @@ program_find_lane(program_maker *m, nt_pool_id pool, uint64_t stream, uint32_t *
     if (id == p->face.lane_count) {
         nt_program_lane lane = {.stream = stream};
         NT_TRY(program_find_pool(m, pool, &lane.pool));
-        NT_TRY(nt_grow(&p->alloc, (void **)&p->lanes, &p->lane_capacity, (size_t)id + 1,
-                       sizeof *p->lanes, m->err));
+        NT_TRY(NT_GROW(&p->alloc, p->lanes, p->lane_capacity, (size_t)id + 1, m->err));
         p->lanes[p->face.lane_count++] = lane;
     }
     *out = id;
@@ -560,8 +550,8 @@ program_add_area(program_maker *m, const nt_layout *layout, size_t row,
     };
     const nt_pool_id pool = {segments->pool_first[row], segments->pool_second[row]};
     NT_TRY(program_find_lane(m, pool, segments->stream[row], &area.lane));
-    NT_TRY(nt_grow(&p->alloc, (void **)&p->pieces, &p->piece_capacity,
-                   p->face.piece_count + area.piece_count, sizeof *p->pieces, m->err));
+    NT_TRY(NT_GROW(&p->alloc, p->pieces, p->piece_capacity,
+                   p->face.piece_count + area.piece_count, m->err));
     for (size_t i = 0; i < area.piece_count; i++) {
         const size_t block = segments->block_first[row] + i;
         const bool is_free = blocks->state[block] == NT_BLOCK_INACTIVE;
@@ -572,13 +562,12 @@ program_add_area(program_maker *m, const nt_layout *layout, size_t row,
             .is_pending = blocks->state[block] == NT_BLOCK_ACTIVE_PENDING_FREE,
         };
     }
-    NT_TRY(nt_grow(&p->alloc, (void **)&p->areas, &p->area_capacity,
-                   p->face.area_count + 1, sizeof *p->areas, m->err));
+    NT_TRY(
+        NT_GROW(&p->alloc, p->areas, p->area_capacity, p->face.area_count + 1, m->err));
     p->areas[p->face.area_count++] = area;
     return NT_OK;
 }
 
-/* Fills areas and pieces, and gives slots to the blocks in them. */
 static nt_status
 program_find_start(program_maker *m)
 {
@@ -595,7 +584,6 @@ program_find_start(program_maker *m)
     return status;
 }
 
-/* The lowest address of each stream and pool kind in which something is mapped. */
 static nt_status
 program_find_bases(program_maker *m, nt_sort_item *bases, size_t *count,
                    nt_strings *names)
@@ -639,7 +627,6 @@ program_least_gap(const nt_sort_item *bases, size_t count)
     return least;
 }
 
-/* Finds out how large reservations can be. */
 static nt_status
 program_find_reservation(program_maker *m)
 {
@@ -670,8 +657,8 @@ static nt_status
 program_add_step(program_maker *m, const nt_program_step *step)
 {
     program *p = m->p;
-    NT_TRY(nt_grow(&p->alloc, (void **)&p->steps, &p->step_capacity,
-                   p->face.step_count + 1, sizeof *p->steps, m->err));
+    NT_TRY(
+        NT_GROW(&p->alloc, p->steps, p->step_capacity, p->face.step_count + 1, m->err));
     p->steps[p->face.step_count++] = *step;
     return NT_OK;
 }
@@ -738,8 +725,8 @@ program_add_malloc(program_maker *m, size_t i)
 
 /* The pool of the request that failed with event `i`. Where events do not say it, it is
  * that of the request before, if that was of the same stream: a captured graph has its
- * own, or a pool that is in use; but only the default pool's requests release memory.
- */
+ * own, or a pool that is in use; but only the default pool's requests release
+ * memory. */
 static nt_pool_id
 program_pool_of_oom(const program_maker *m, size_t i)
 {
@@ -952,8 +939,8 @@ program_add_segment(program_maker *m, size_t i)
     if (is_map) {
         return NT_OK;
     }
-    NT_TRY(nt_grow(&p->alloc, (void **)&p->places, &p->place_capacity,
-                   p->face.place_count + 1, sizeof *p->places, m->err));
+    NT_TRY(NT_GROW(&p->alloc, p->places, p->place_capacity, p->face.place_count + 1,
+                   m->err));
     p->places[p->face.place_count++] = place;
     return NT_OK;
 }
@@ -1008,8 +995,7 @@ program_reserve_steps(program_maker *m)
                  action == NT_ACTION_FREE_COMPLETED || action == NT_ACTION_SEGMENT_FREE;
         i += action == NT_ACTION_FREE_REQUESTED && program_completes_next(m, i);
     }
-    return nt_grow(&p->alloc, (void **)&p->steps, &p->step_capacity, steps,
-                   sizeof *p->steps, m->err);
+    return NT_GROW(&p->alloc, p->steps, p->step_capacity, steps, m->err);
 }
 
 static nt_status
@@ -1116,11 +1102,11 @@ program_clear_maker(program_maker *m)
     nt_strings_free(m->lane_names);
     nt_strings_free(m->pool_names);
     nt_ordered_clear(&m->segments, alloc);
-    nt_release(alloc, m->slots, m->slot_rows * sizeof *m->slots);
-    nt_release(alloc, m->idle_slots, m->idle_capacity * sizeof *m->idle_slots);
-    nt_release(alloc, m->late, m->late_capacity * sizeof *m->late);
-    nt_release(alloc, m->begins, m->life_count * sizeof *m->begins);
-    nt_release(alloc, m->ends, m->life_count * sizeof *m->ends);
+    NT_RELEASE(alloc, m->slots, m->slot_rows);
+    NT_RELEASE(alloc, m->idle_slots, m->idle_capacity);
+    NT_RELEASE(alloc, m->late, m->late_capacity);
+    NT_RELEASE(alloc, m->begins, m->life_count);
+    NT_RELEASE(alloc, m->ends, m->life_count);
     nt_release(alloc, m->is_users, m->stack_count);
 }
 
@@ -1132,12 +1118,12 @@ nt_program_free(nt_program *face)
     }
     program *p = (program *)face;
     const nt_alloc alloc = p->alloc;
-    nt_release(&alloc, p->steps, p->step_capacity * sizeof *p->steps);
-    nt_release(&alloc, p->lanes, p->lane_capacity * sizeof *p->lanes);
-    nt_release(&alloc, p->pools, p->pool_capacity * sizeof *p->pools);
-    nt_release(&alloc, p->areas, p->area_capacity * sizeof *p->areas);
-    nt_release(&alloc, p->pieces, p->piece_capacity * sizeof *p->pieces);
-    nt_release(&alloc, p->places, p->place_capacity * sizeof *p->places);
+    NT_RELEASE(&alloc, p->steps, p->step_capacity);
+    NT_RELEASE(&alloc, p->lanes, p->lane_capacity);
+    NT_RELEASE(&alloc, p->pools, p->pool_capacity);
+    NT_RELEASE(&alloc, p->areas, p->area_capacity);
+    NT_RELEASE(&alloc, p->pieces, p->piece_capacity);
+    NT_RELEASE(&alloc, p->places, p->place_capacity);
     nt_release(&alloc, p, sizeof *p);
 }
 
@@ -1145,10 +1131,8 @@ nt_status
 nt_program_new(const nt_alloc *alloc, const nt_timeline *timeline, nt_program **out,
                nt_error *err)
 {
-    program *p = nt_allocate(alloc, sizeof *p);
-    if (p == NULL) {
-        return nt_fail_nomem(err);
-    }
+    program *p;
+    NT_TRY(NT_NEW(alloc, p, 1, err));
     *p = (program){.alloc = *alloc};
     p->face.timeline = timeline;
     p->face.calls_known = true;
@@ -1197,8 +1181,8 @@ static nt_status
 program_put(program_editor *e, const nt_program_step *step)
 {
     program *p = e->p;
-    NT_TRY(nt_grow(&p->alloc, (void **)&p->steps, &p->step_capacity,
-                   p->face.step_count + 1, sizeof *p->steps, e->err));
+    NT_TRY(
+        NT_GROW(&p->alloc, p->steps, p->step_capacity, p->face.step_count + 1, e->err));
     p->steps[p->face.step_count++] = *step;
     return NT_OK;
 }
@@ -1219,7 +1203,6 @@ program_put_calls(program_editor *e, int32_t event)
     return NT_OK;
 }
 
-/* Frees the blocks that end before event `event`. */
 static nt_status
 program_put_ends(program_editor *e, int32_t event)
 {
@@ -1244,7 +1227,6 @@ program_put_ends(program_editor *e, int32_t event)
     return NT_OK;
 }
 
-/* Notes whose block is in a slot, after a step of the program. */
 static void
 program_note_owner(program_editor *e, const nt_program_step *step)
 {
@@ -1311,7 +1293,6 @@ program_check_calls(const nt_program *program, const nt_program_change *change,
     return NT_OK;
 }
 
-/* Sorts the requests by where their blocks end. */
 static nt_status
 program_sort_ends(program_editor *e)
 {
@@ -1365,10 +1346,10 @@ program_close_editor(program_editor *e, const nt_alloc *alloc, size_t slots)
     const bool has_ends = e->change->ends != NULL;
     const size_t events = has_ends ? e->events : 0, owned = has_ends ? slots : 0;
     nt_release(alloc, e->gone, slots);
-    nt_release(alloc, e->owners, owned * sizeof *e->owners);
-    nt_release(alloc, e->slots, events * sizeof *e->slots);
-    nt_release(alloc, e->first, events * sizeof *e->first);
-    nt_release(alloc, e->others, events * sizeof *e->others);
+    NT_RELEASE(alloc, e->owners, owned);
+    NT_RELEASE(alloc, e->slots, events);
+    NT_RELEASE(alloc, e->first, events);
+    NT_RELEASE(alloc, e->others, events);
 }
 
 nt_status
@@ -1376,10 +1357,8 @@ nt_program_edit(const nt_alloc *alloc, const nt_program *from,
                 const nt_program_change *change, nt_program **out, nt_error *err)
 {
     NT_TRY(program_check_calls(from, change, err));
-    program *p = nt_allocate(alloc, sizeof *p);
-    if (p == NULL) {
-        return nt_fail_nomem(err);
-    }
+    program *p;
+    NT_TRY(NT_NEW(alloc, p, 1, err));
     /* All but the steps is shared with `from`. */
     *p = (program){.face = *from, .alloc = *alloc};
     p->face.step_count = 0;

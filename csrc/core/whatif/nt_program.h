@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * What a program asked of the allocator, taken out of a trace: its requests, frees and
+/* What a program asked of the allocator, taken out of a trace: its requests, frees and
  * calls of empty_cache() in order, and the blocks that were there before. What the
- * allocator did about them, its segments and addresses, is left out.
- */
+ * allocator did about them, its segments and addresses, is left out. */
 #ifndef NT_PROGRAM_H
 #define NT_PROGRAM_H
 
@@ -111,13 +109,11 @@ typedef struct nt_program_change {
     size_t call_count;
 } nt_program_change;
 
-/*
- * A copy of the program with the change in it, to be freed like any other. It reads
+/* A copy of the program with the change in it, to be freed like any other. It reads
  * `program`, which must outlive it. NT_ARGUMENT for a size above NT_LARGEST_REQUEST,
  * ends before the request or behind the trace, and calls that don't rise or are after
  * no event of the trace. Blocks from before the
- * trace stay as they are.
- */
+ * trace stay as they are. */
 nt_status
 nt_program_edit(const nt_alloc *alloc, const nt_program *program,
                 const nt_program_change *change, nt_program **out,

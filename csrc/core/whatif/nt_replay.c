@@ -89,10 +89,8 @@ typedef struct replay {
     nt_error *err;
 } replay;
 
-/*
- * Addresses made up: the space is cut into places of equal size, each large enough for
- * any segment, and an order of addresses is an order in which places are handed out.
- */
+/* Addresses made up: the space is cut into places of equal size, each large enough for
+ * any segment, and an order of addresses is an order in which places are handed out. */
 
 /* Addresses are below 2^62. */
 #define REPLAY_SPACE 62
@@ -108,7 +106,6 @@ replay_kind(uint64_t size)
     return size <= NT_SMALL_BUFFER ? REPLAY_SMALL : REPLAY_LARGE;
 }
 
-/* The trace's places that were new when it took them, behind the start's areas. */
 static nt_status
 replay_collect(replay_places *p, nt_sort_item *items, size_t *count, nt_error *err)
 {
@@ -139,7 +136,6 @@ replay_collect(replay_places *p, nt_sort_item *items, size_t *count, nt_error *e
     return status;
 }
 
-/* Finds out how the trace's places lie to each other. */
 static nt_status
 replay_rank(replay_places *p, nt_error *err)
 {
@@ -169,7 +165,6 @@ replay_rank(replay_places *p, nt_error *err)
     return status;
 }
 
-/* Readies the made-up addresses, for places of up to `largest` bytes. */
 static nt_status
 replay_open_places(replay *r, uint64_t largest)
 {
@@ -204,8 +199,7 @@ replay_close_places(replay *r)
     nt_map_clear(&p->used);
     for (size_t kind = 0; kind < 2; kind++) {
         nt_release(&p->alloc, p->order_of[kind], bytes);
-        nt_release(&p->alloc, p->given[kind],
-                   p->given_capacity[kind] * sizeof(replay_place));
+        NT_RELEASE(&p->alloc, p->given[kind], p->given_capacity[kind]);
     }
 }
 
@@ -298,9 +292,8 @@ replay_give(void *ctx, uint64_t address, uint64_t size)
     if (p->order != NT_ORDER_RECORDED) {
         return;
     }
-    p->is_short |=
-        nt_grow(&p->alloc, (void **)&p->given[kind], &p->given_capacity[kind],
-                p->given_count[kind] + 1, sizeof(replay_place), NULL) != NT_OK;
+    p->is_short |= NT_GROW(&p->alloc, p->given[kind], p->given_capacity[kind],
+                           p->given_count[kind] + 1, NULL) != NT_OK;
     if (!p->is_short) {
         p->given[kind][p->given_count[kind]++] = (replay_place){address, size};
     }
@@ -600,10 +593,10 @@ typedef struct replay_adoption {
 static nt_status
 replay_add_piece(replay_adoption *s, const nt_allocator_piece *piece)
 {
-    NT_TRY(nt_grow(&s->r->alloc, (void **)&s->pieces, &s->piece_capacity, s->count + 1,
-                   sizeof *s->pieces, s->r->err));
-    NT_TRY(nt_grow(&s->r->alloc, (void **)&s->blocks, &s->block_capacity, s->count + 1,
-                   sizeof *s->blocks, s->r->err));
+    NT_TRY(
+        NT_GROW(&s->r->alloc, s->pieces, s->piece_capacity, s->count + 1, s->r->err));
+    NT_TRY(
+        NT_GROW(&s->r->alloc, s->blocks, s->block_capacity, s->count + 1, s->r->err));
     s->pieces[s->count++] = *piece;
     return NT_OK;
 }
@@ -784,7 +777,6 @@ replay_allocate(const replay *r, nt_allocator *model, uint32_t *slots, bool *fit
     return NT_OK;
 }
 
-/* Gives the model the program's pools and lanes, under the same numbers. */
 static nt_status
 replay_add_lanes(const nt_program *program, nt_allocator *model, nt_error *err)
 {
@@ -911,7 +903,6 @@ replay_build_start(replay *r)
     return NT_OK;
 }
 
-/* Makes the state before the trace. */
 static nt_status
 replay_start(replay *r)
 {
@@ -923,8 +914,8 @@ replay_start(replay *r)
     if (status == NT_OK && r->check == NULL && r->options.begin == NT_BEGIN_EMPTIED) {
         status = nt_allocator_empty_cache(r->model, r->err);
     }
-    nt_release(&r->alloc, s.pieces, s.piece_capacity * sizeof *s.pieces);
-    nt_release(&r->alloc, s.blocks, s.block_capacity * sizeof *s.blocks);
+    NT_RELEASE(&r->alloc, s.pieces, s.piece_capacity);
+    NT_RELEASE(&r->alloc, s.blocks, s.block_capacity);
     return status;
 }
 
@@ -970,8 +961,8 @@ replay_open_silence(replay *r)
             !silence_is_chosen(r, (UINT64_C(1) << 32) + pool)) {
             continue;
         }
-        NT_TRY(nt_grow(&r->alloc, (void **)&r->drops, &r->drop_capacity,
-                       r->drop_count + 1, sizeof *r->drops, r->err));
+        NT_TRY(
+            NT_GROW(&r->alloc, r->drops, r->drop_capacity, r->drop_count + 1, r->err));
         r->drops[r->drop_count++] =
             (nt_sort_item){(uint64_t)silence->drops[pool], pool};
     }
@@ -982,12 +973,11 @@ replay_open_silence(replay *r)
 static void
 replay_close_silence(replay *r)
 {
-    nt_release(&r->alloc, r->drops, r->drop_capacity * sizeof *r->drops);
-    nt_release(&r->alloc, r->moved, r->moved_capacity * sizeof *r->moved);
+    NT_RELEASE(&r->alloc, r->drops, r->drop_capacity);
+    NT_RELEASE(&r->alloc, r->moved, r->moved_capacity);
     nt_map_clear(&r->moved_rows);
     if (r->quiet != NULL) {
-        nt_release(&r->alloc, r->quiet->made,
-                   r->program->slot_count * sizeof *r->quiet->made);
+        NT_RELEASE(&r->alloc, r->quiet->made, r->program->slot_count);
     }
 }
 
@@ -997,7 +987,6 @@ silence_stacks(const replay *r)
     return r->check->events->stack + r->check->first;
 }
 
-/* A request in the recorded run. */
 static void
 silence_note_malloc(replay *r, const nt_program_step *step)
 {
@@ -1024,7 +1013,6 @@ silence_note_free(replay *r, const nt_program_step *step)
     }
 }
 
-/* A request in a private pool. */
 static bool
 silence_is_private(const replay *r, const nt_program_step *step)
 {
@@ -1080,7 +1068,6 @@ replay_mark_restored(replay *r)
     return NT_OK;
 }
 
-/* The address that the trace has for a request. */
 static uint64_t
 silence_address(const replay *r, const nt_program_step *step)
 {
@@ -1100,8 +1087,8 @@ silence_has_moved(const replay *r, const nt_program_step *step)
 }
 
 /* How well a block that was asked for with `asked` bytes is one of `size` bytes that is
- * put back: 2: it had exactly these, 1: with what was too little to split off; 0: not.
- */
+ * put back: 2: it had exactly these, 1: with what was too little to split off; 0:
+ * not. */
 static int
 silence_match(const replay *r, uint64_t asked, uint64_t size)
 {
@@ -1155,7 +1142,6 @@ silence_moved_row(const replay *r, uint32_t newest, uint64_t asked)
     return NT_NONE;
 }
 
-/* Notes where a block of a private pool is. */
 static nt_status
 replay_note_moved(replay *r, const nt_program_step *step, uint32_t block)
 {
@@ -1166,8 +1152,8 @@ replay_note_moved(replay *r, const nt_program_step *step, uint32_t block)
     const uint32_t newest = nt_map_find(&r->moved_rows, address);
     uint32_t row = silence_moved_row(r, newest, step->size);
     if (row == NT_NONE) {
-        NT_TRY(nt_grow(&r->alloc, (void **)&r->moved, &r->moved_capacity,
-                       r->moved_count + 1, sizeof *r->moved, r->err));
+        NT_TRY(NT_GROW(&r->alloc, r->moved, r->moved_capacity, r->moved_count + 1,
+                       r->err));
         row = (uint32_t)r->moved_count++;
         r->moved[row].earlier = newest;
         NT_TRY(nt_map_set(&r->moved_rows, address, row, r->err));
@@ -1381,7 +1367,6 @@ record_add(replay *r, nt_action action, uint32_t lane, uint64_t address, uint64_
     }
 }
 
-/* Writes what the model gives. */
 static void
 replay_record_deed(replay *r, nt_action action, uint32_t lane, uint64_t address,
                    uint64_t size)
@@ -1414,7 +1399,6 @@ replay_record_free(replay *r, const nt_program_step *step, uint32_t block)
     }
 }
 
-/* The blocks of row `i` of the layout's segments. */
 static nt_status
 record_add_blocks(replay *r, const nt_layout *layout, size_t i)
 {
@@ -1459,7 +1443,6 @@ record_add_layout(replay *r, const nt_layout *layout)
     return NT_OK;
 }
 
-/* After the last step: the blocks at the end. */
 static nt_status
 replay_record_end(replay *r)
 {
@@ -1561,10 +1544,7 @@ static nt_status
 replay_make_slots(replay *r)
 {
     const size_t count = r->program->slot_count;
-    r->slots = nt_allocate(&r->alloc, count * sizeof *r->slots);
-    if (r->slots == NULL && count != 0) {
-        return nt_fail_nomem(r->err);
-    }
+    NT_TRY(NT_NEW(&r->alloc, r->slots, count, r->err));
     for (size_t i = 0; i < count; i++) {
         r->slots[i] = NT_NONE;
     }
@@ -1824,7 +1804,7 @@ replay_clear(replay *r)
         nt_ordered_clear(&r->check->taken, &r->alloc);
     }
     replay_close_silence(r);
-    nt_release(&r->alloc, r->slots, program->slot_count * sizeof *r->slots);
+    NT_RELEASE(&r->alloc, r->slots, program->slot_count);
 }
 
 /* Runs a program, with a check or a record if there are any; `r` holds what it needs.
@@ -1986,10 +1966,8 @@ nt_replay_find_silence(const nt_alloc *alloc, const nt_program *program,
     if (!restores) {
         return NT_OK;
     }
-    uint8_t *known = nt_allocate(alloc, count);
-    if (known == NULL) {
-        return nt_fail_nomem(err);
-    }
+    uint8_t *known;
+    NT_TRY(nt_take(alloc, (void **)&known, count, err));
     memcpy(known, marks, count);
     const nt_status status =
         replay_listen_once(&r, known, progress, marks, drops, &restores);

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * A program (what a trace asked of the allocator) run on the model: under the settings
+/* A program (what a trace asked of the allocator) run on the model: under the settings
  * it was recorded with, to see how faithful the model is, or under others, to see what
- * they would have done.
- */
+ * they would have done. */
 #ifndef NT_REPLAY_H
 #define NT_REPLAY_H
 
@@ -14,10 +12,8 @@
 /* The bytes of a device of which nothing is known. */
 #define NT_REPLAY_DEVICE (UINT64_C(1) << 40)
 
-/*
- * In which order the addresses of new segments come. Only the order matters: it decides
- * between free blocks of one size. The driver's own can't be predicted.
- */
+/* In which order the addresses of new segments come. Only the order matters: it decides
+ * between free blocks of one size. The driver's own can't be predicted. */
 typedef enum nt_replay_order {
     NT_ORDER_RECORDED, /* the n-th new place lies as the n-th of the trace did */
     NT_ORDER_RANDOM,   /* as `seed` says */
@@ -41,13 +37,12 @@ typedef enum nt_replay_begin {
     NT_BEGIN_ANEW,    /* its blocks allocated one by one */
 } nt_replay_begin;
 
-/*
- * A call of empty_cache() that finds nothing to give back leaves no trace, unless the
+/* A call of empty_cache() that finds nothing to give back leaves no trace, unless the
  * recording noted it, nor does the end of a private pool with nothing cached in it;
  * under other settings there may be something. These are the places where that may have
  * been, and how many of them are assumed to be calls. Besides, where PyTorch put the
- * pool of a captured graph back as it was: its blocks are then not where they fit best.
- */
+ * pool of a captured graph back as it was: its blocks are then not where they fit
+ * best. */
 enum {
     NT_MARK_SILENT = 1 << 0,   /* a call of empty_cache() after it would be silent */
     NT_MARK_RESTORED = 1 << 1, /* a request that puts a block back where it lay */
@@ -99,8 +94,8 @@ typedef struct nt_replay_figures {
     bool start_rebuilt;    /* the start is not a copy: its blocks were allocated anew */
 } nt_replay_figures;
 
-/* Values after each event of the trace, nt_timeline_event_count() of each that is
- * not NULL. */
+/* Values after each event of the trace, nt_timeline_event_count() of each that is not
+ * NULL. */
 typedef struct nt_replay_series {
     uint64_t *bytes[NT_METRIC_COUNT];
     uint32_t *segments;
@@ -109,34 +104,28 @@ typedef struct nt_replay_series {
     uint32_t *ooms;    /* so far */
 } nt_replay_series;
 
-/*
- * Runs the program under `options`. `series` and `progress` may be NULL. Several
+/* Runs the program under `options`. `series` and `progress` may be NULL. Several
  * threads may run one program at a time, each with an nt_alloc of its own. Memory grows
  * with the blocks in use, not with the events. NT_ARGUMENT where the state before the
- * trace is one that the allocator can't have.
- */
+ * trace is one that the allocator can't have. */
 nt_status
 nt_replay_run(const nt_alloc *alloc, const nt_program *program,
               const nt_replay_options *options, const nt_progress *progress,
               const nt_replay_series *series, nt_replay_figures *out,
               nt_error *err) NT_CHECKED;
 
-/*
- * What nt_replay_silence has: runs the program under the settings it was recorded with,
+/* What nt_replay_silence has: runs the program under the settings it was recorded with,
  * and fills `marks`, which has room for nt_timeline_event_count() entries, and `drops`,
- * one for each pool.
- */
+ * one for each pool. */
 nt_status
 nt_replay_find_silence(const nt_alloc *alloc, const nt_program *program,
                        const nt_progress *progress, uint8_t *marks, int32_t *drops,
                        nt_error *err) NT_CHECKED;
 
-/*
- * Runs the program and makes a snapshot of it: the trace that PyTorch would have
+/* Runs the program and makes a snapshot of it: the trace that PyTorch would have
  * written, with made-up addresses, and the blocks at the end. Times, stacks and
  * annotations are those of the recorded events. The caller frees *out, which keeps a
- * copy of `alloc`.
- */
+ * copy of `alloc`. */
 nt_status
 nt_replay_trace(const nt_alloc *alloc, const nt_program *program,
                 const nt_replay_options *options, const nt_progress *progress,
@@ -159,25 +148,89 @@ typedef struct nt_replay_fidelity {
     nt_replay_deed recorded, modelled; /* there */
 } nt_replay_fidelity;
 
-/*
- * Runs the program with the device addresses of the trace and compares each address
- * and each event of the device. `options` says the settings, version, device and limit;
- * order and timing are the trace's. `figures` may be NULL.
- */
+/* Runs the program with the device addresses of the trace and compares each address and
+ * each event of the device. `options` says the settings, version, device and limit;
+ * order and timing are the trace's. `figures` may be NULL. */
 nt_status
 nt_replay_check(const nt_alloc *alloc, const nt_program *program,
                 const nt_replay_options *options, const nt_progress *progress,
                 nt_replay_fidelity *out, nt_replay_figures *figures,
                 nt_error *err) NT_CHECKED;
 
-/*
- * Whether the state before the trace is more than the blocks in it: memory that was
+/* Whether the state before the trace is more than the blocks in it: memory that was
  * cached, or is cut up, by what the program did before. Under other settings it would
- * then be different, and how is not known.
- */
+ * then be different, and how is not known. */
 nt_status
 nt_replay_has_history(const nt_alloc *alloc, const nt_program *program,
                       const nt_replay_options *options, bool *out,
                       nt_error *err) NT_CHECKED;
+
+/* ---- ranges ---------------------------------------------------------------------- */
+
+/* What can come out where addresses, time and rounding leave it open. */
+
+/* Why what really happens can differ from what the model says. */
+enum {
+    NT_CAUSE_TIES = 1 << 0,   /* addresses decide between blocks of one size */
+    NT_CAUSE_TIMING = 1 << 1, /* when a block that other streams use is free again */
+    NT_CAUSE_BEYOND = 1 << 2, /* a request goes through that failed when recorded, or
+                               * fails: the program may do what the trace has not */
+    NT_CAUSE_START = 1 << 3, /* what was there before the trace is not all known, or was
+                              * left there under other settings */
+    NT_CAUSE_SILENT = 1 << 4,   /* the program calls empty_cache() or ends pools, which
+                                 * may have left no trace in places */
+    NT_CAUSE_RESTORED = 1 << 5, /* a captured graph's pool was put back as it was, and
+                                 * under these settings it was otherwise */
+};
+
+/* The figures of several runs, each at its lowest and at its highest. Of runs that
+ * differ the next one could be beyond these: of n runs, bytes reserved, segments and
+ * calls of the device are widened by an n-th of their span in either direction. Where a
+ * run went beyond the trace nothing bounds counts (UINT64_MAX), only the limit and the
+ * device bound bytes. */
+typedef struct nt_replay_range {
+    nt_replay_figures low, high;
+    unsigned causes; /* bits of NT_CAUSE_... */
+    size_t runs;
+} nt_replay_range;
+
+/* Runs the program under `options`, whose figures are *base, and then with other orders
+ * of addresses, and where that can matter other timings, other starts, other sizes of
+ * requests that failed, and other shares of the silence in `options`: `runs` runs at
+ * most, 0 for as many as take about as long as two and a half million steps (4 to 40,
+ * and up to 160 more where something may be silent). Runs that can't differ are left
+ * out. */
+nt_status
+nt_replay_find_range(const nt_alloc *alloc, const nt_program *program,
+                     const nt_replay_options *options, size_t runs,
+                     const nt_progress *progress, nt_replay_figures *base,
+                     nt_replay_range *out, nt_error *err) NT_CHECKED;
+
+/* One of the runs that a range is made of. */
+typedef struct nt_replay_variant {
+    nt_replay_figures figures;
+    unsigned cause; /* the bit of NT_CAUSE_... that it shows if its figures are others
+                     * than the first run's; 0: several at once */
+} nt_replay_variant;
+
+/* The parts of nt_replay_find_range, for callers that make its runs side by side.
+ * `runs` is the same in all calls for one range. Counts the runs; makes run `index` (0:
+ * the one under `options` themselves), where *is_there is false if it could not differ
+ * from another; and joins runs, the first of which is what the others are held against:
+ * run 0, or another one under the same settings. */
+nt_status
+nt_replay_count_variants(const nt_alloc *alloc, const nt_program *program,
+                         const nt_replay_options *options, size_t runs, size_t *out,
+                         nt_error *err) NT_CHECKED;
+nt_status
+nt_replay_run_variant(const nt_alloc *alloc, const nt_program *program,
+                      const nt_replay_options *options, size_t runs, size_t index,
+                      const nt_progress *progress, nt_replay_variant *out,
+                      bool *is_there, nt_error *err) NT_CHECKED;
+nt_status
+nt_replay_join_variants(const nt_alloc *alloc, const nt_program *program,
+                        const nt_replay_options *options,
+                        const nt_replay_variant *variants, size_t count,
+                        nt_replay_range *out, nt_error *err) NT_CHECKED;
 
 #endif

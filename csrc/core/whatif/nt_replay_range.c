@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "whatif/nt_replay_range.h"
+#include "whatif/nt_replay.h"
 
 #include <string.h>
 
@@ -435,10 +435,7 @@ nt_replay_find_range(const nt_alloc *alloc, const nt_program *program,
     bool is_there;
     NT_TRY(nt_replay_count_variants(alloc, program, options, runs, &count, err));
     const size_t bytes = count * sizeof *variants;
-    variants = nt_allocate(alloc, bytes);
-    if (variants == NULL) {
-        return nt_fail_nomem(err);
-    }
+    NT_TRY(nt_take(alloc, (void **)&variants, bytes, err));
     nt_status status = NT_OK;
     for (size_t i = 0; i < count; i++) {
         NT_TRY_DONE(nt_replay_run_variant(alloc, program, options, runs, i, progress,
