@@ -22,7 +22,7 @@ TORCH ?= torch==2.13.0
 
 # The checks of `make lint` change with every release of these: one version for everybody.
 LINTERS := ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5
-C_WARNINGS := -std=c11 -Wall -Wextra -Werror -O2 -fvisibility=hidden
+C_WARNINGS := -std=c11 -Wall -Wextra -Wpointer-arith -Werror -O2 -fvisibility=hidden
 
 VENV := .venv
 BIN := $(VENV)/bin
