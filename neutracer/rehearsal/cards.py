@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Card:
-    """What of a card decides kernels and limits.
+    """The properties of a card that decide kernels and limits.
 
     Attributes:
         name: As the driver names it.
@@ -17,8 +17,7 @@ class Card:
         processors: Its streaming multiprocessors.
         processor_threads: The most threads that are at work on one of them.
         total_bytes: Its memory as the driver reports it.
-        context_bytes: What CUDA's context with PyTorch's kernels takes of it, about: outside
-            of PyTorch's allocator.
+        context_bytes: About what CUDA's context takes, outside PyTorch's allocator.
     """
 
     name: str
@@ -46,10 +45,8 @@ def _card(name: str, capability: tuple[int, int], processors: int, mib: int) -> 
     return Card(name, capability, processors, _THREADS[capability], mib << 20, context)
 
 
-#: Capability and processors are NVIDIA's. Memory in MiB is what the driver gives CUDA as the total
-#: (`cudaMemGetInfo`): PyTorch's out-of-memory errors say it as "has a total capacity of". It is
-#: less than nvidia-smi shows and differs by some 100 MiB from driver to driver; ECC is on where the
-#: card is delivered so.
+#: Capability and processors are NVIDIA's. Memory in MiB is the total of `cudaMemGetInfo`, less than
+#: nvidia-smi shows and some 100 MiB apart between drivers, with ECC as delivered.
 CARDS = (
     _card("NVIDIA H200", (9, 0), 132, 143156),
     _card("NVIDIA H100 80GB HBM3", (9, 0), 132, 81079),
@@ -70,8 +67,7 @@ _NCCL_CHANNELS = (2, 32)
 
 
 def nccl_bytes(world_size: int) -> tuple[int, int]:
-    """What one communicator of NCCL takes of a rank's card, at least and at most: outside of
-    PyTorch's allocator.
+    """Least and most bytes of an NCCL communicator per rank, outside PyTorch's allocator.
 
     Args:
         world_size: How many ranks it has; one alone has none.
@@ -93,7 +89,7 @@ def _short(name: str) -> str:
 
 
 def _fits(words: list[str], name: str) -> bool:
-    """Whether each word begins a part of a card's name, and one the number of its model."""
+    """Whether each word starts a part of the name, and one of them the model number."""
     parts = [part for part in map(_short, re.split(r"[\s-]+", name)) if part]
     # "L4" does not begin "L40S", and "40" no "4090": a number does not go on.
     begun = {
@@ -127,5 +123,5 @@ def find_card(name: str) -> Card:
     found = found or [card for card in CARDS if _fits(words, card.name)]
     if not found:
         known = ", ".join(card.name for card in CARDS)
-        raise ValueError(f"there is no card {name!r} in the table: it has {known}")
+        raise ValueError(f"unknown card {name!r}: the table has {known}")
     return max(found, key=lambda card: card.total_bytes)

@@ -15,8 +15,6 @@ from neutracer.units import parse_bytes
 
 # ---- Rehearse ----------------------------------------------------------------------------
 
-# A recording of a run that has not happened.
-
 
 def rehearse(
     step: Callable[..., Any],
@@ -28,12 +26,12 @@ def rehearse(
     world_size: int = 1,
     strategy: str | None = None,
 ) -> Snapshot:
-    """Make some steps of a program without its memory, and what a recorder would have written.
+    """Rehearse some steps of a program without its memory, as a snapshot.
 
     The steps run on fake tensors: shapes, types and autograd are real, and no memory is taken.
-    What they would ask of PyTorch's allocator goes through its model for that card. The result
-    is a snapshot like any other, for every report; `snap.rehearsed` says what was assumed. A
-    program that runs out of memory does so in the snapshot, with the line.
+    Their requests go through a model of PyTorch's allocator for that card. Every report reads
+    the result; `snap.rehearsed` lists the assumptions. An out-of-memory error is recorded with
+    its line.
 
     Args:
         step: Makes one step; or builds the program and returns the function that makes a step.
@@ -52,9 +50,8 @@ def rehearse(
         The snapshot.
 
     Raises:
-        RehearsalError: The program failed in a way that a real one may not; `.snapshot` has
-            what was rehearsed until then.
-        UnavailableError: There is no torch, or none that this is known to fit.
+        RehearsalError: The program failed; `.snapshot` has the rehearsal up to that point.
+        UnavailableError: torch is missing, or its release is not supported.
         ValueError: The table has no such card; or another argument is out of range.
 
     Example:
@@ -67,7 +64,7 @@ def rehearse(
         154420736
     """
     if not callable(step):
-        raise TypeError(f"step must be a function that makes a step, not {type(step).__name__}")
+        raise TypeError(f"step must be callable, not {type(step).__name__}")
     run = _run_of(steps, device, settings, capacity, world_size, strategy)
     run.call(step, args)
     return _finished(run)
@@ -84,7 +81,7 @@ def rehearse_program(
     world_size: int = 1,
     strategy: str | None = None,
 ) -> Snapshot:
-    """Make some steps of a script without its memory, as `neutracer rehearse` does.
+    """Rehearse some steps of a script, as `neutracer rehearse` does.
 
     Args:
         arguments: The script, or the module's name, and what follows it.
@@ -116,12 +113,9 @@ def _run_of(
     world_size: int,
     strategy: str | None,
 ) -> Any:
-    """A run that has not begun, of checked arguments."""
     card = find_card(text("device", device))
-    count, ranks = (
-        whole_number("steps", steps, least=1),
-        whole_number("world_size", world_size, least=1),
-    )
+    count = whole_number("steps", steps, least=1)
+    ranks = whole_number("world_size", world_size, least=1)
     if strategy not in (None, "ddp", "fsdp2"):
         raise ValueError(f'a strategy is "ddp", "fsdp2" or None, not {strategy!r}')
     core.parse_settings(text("settings", settings))
@@ -136,7 +130,6 @@ def _run_of(
 
 
 def _room_of(card: Card, capacity: int | str | None, ranks: int) -> int:
-    """The bytes that PyTorch can have."""
     if capacity is None:
         return card.total_bytes - card.context_bytes - nccl_bytes(ranks)[1]
     found = parse_bytes(capacity)
@@ -146,11 +139,6 @@ def _room_of(card: Card, capacity: int | str | None, ranks: int) -> int:
 
 
 def _finished(run: Any) -> Snapshot:
-    """The snapshot of a run.
-
-    Raises:
-        RehearsalError: The program did not make all of its steps.
-    """
     snap: Snapshot = run.snapshot()
     if run.failure:
         raise RehearsalError(run.failure, snap)
@@ -158,8 +146,6 @@ def _finished(run: Any) -> Snapshot:
 
 
 # ---- Largest -----------------------------------------------------------------------------
-
-# The largest batch that a card has room for, by rehearsals.
 
 
 def largest_batch(
@@ -171,11 +157,10 @@ def largest_batch(
     steps: int = 2,
     most: int = 1 << 16,
 ) -> int:
-    """The largest batch with which a program gets by with so much memory.
+    """The largest batch that fits into `capacity`.
 
-    Batches are rehearsed: two small ones, then those between the largest that fits and the
-    smallest that does not, where what each example takes says that the limit is. Where what
-    kernels take is known as a range, a batch fits if it does with the most of it.
+    Rehearses two small batches, then interpolates between the largest that fits and the
+    smallest that does not. With ranges of kernel memory the upper end counts.
 
     Args:
         make_step: Gets a batch size, builds the program, and returns the function that makes a
@@ -215,9 +200,9 @@ def largest_batch(
             settings=settings,
             capacity=1 << 50,
         )
-        told = snap.rehearsed
-        assert told is not None
-        needs[batch] = told.ranges.get("needed_bytes", (0, told.needed_bytes))[1]
+        facts = snap.rehearsed
+        assert facts is not None
+        needs[batch] = facts.ranges.get("needed_bytes", (0, facts.needed_bytes))[1]
         return needs[batch] <= room
 
     if not fits(1):
@@ -233,7 +218,7 @@ def largest_batch(
 
 
 def _guess(needs: dict[int, int], low: int, high: int, room: int) -> int:
-    """The next batch to try: where a line through what is known meets the limit."""
+    """The next batch to try, by linear interpolation of the known needs."""
     below = [batch for batch in needs if batch < low]
     if high in needs:
         first, last = low, high

@@ -24,10 +24,7 @@ from neutracer.trace.snapshot import Snapshot
 
 # ---- Stacks ------------------------------------------------------------------------------
 
-# The Python calls that are under way, as PyTorch's recorder would write them down.
-
-#: What stands between a line that calls an operator and whoever rehearses it. A real operator
-#: has none of these frames.
+#: Frames between a line and its operator that only a rehearsal adds.
 _BETWEEN = (
     "/torch/utils/_python_dispatch.py",
     "/torch/_ops.py",
@@ -93,8 +90,6 @@ def is_between(frame: FrameType) -> bool:
 
 # ---- Notes -------------------------------------------------------------------------------
 
-# What a rehearsal had to make up, with the line that asked for it.
-
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -123,22 +118,20 @@ class Notes:
     """Sentences, each once, in the order of their first cause."""
 
     def __init__(self) -> None:
-        self._said: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
 
     def add(self, sentence: str) -> None:
-        """Say a sentence; {line} in it is the program's line that is at work."""
+        """Add a sentence; {line} stands for the current line of the program."""
         text = sentence.replace("{line}", program_line(sys._getframe(1)))
-        self._said[text] = self._said.get(text, 0) + 1
+        self._counts[text] = self._counts.get(text, 0) + 1
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What was said."""
-        return tuple(self._said)
+        """The sentences."""
+        return tuple(self._counts)
 
 
 # ---- Failures ----------------------------------------------------------------------------
-
-# What ended a rehearsal, in one sentence with the program's line.
 
 _FAKE = "torch._subclasses.fake_tensor"
 _MOST = 300
@@ -165,20 +158,19 @@ def sentence(error: BaseException) -> str:
     """
     line = line_of(error)
     at = f"{line}: " if line else ""
-    name, said = type(error).__name__, _said(error)
+    name, text = type(error).__name__, _summary(error)
     if name in ("DynamicOutputShapeException", "DataDependentOutputException"):
-        return f"{at}{said} depends on the values of a tensor, which a rehearsal does not have"
+        return f"{at}{text} depends on the values of a tensor, which a rehearsal lacks"
     if name in ("UnsupportedOperatorException", "UnsupportedFakeTensorException"):
-        return f"{at}the operator {said} has no fake kernel; torch.library.register_fake adds one"
-    if isinstance(error, NotImplementedError) and "Could not run" in said:
-        found = re.search(r"Could not run '([\w:.]+)'", said)
+        return f"{at}the operator {text} has no fake kernel; torch.library.register_fake adds one"
+    if isinstance(error, NotImplementedError) and "Could not run" in text:
+        found = re.search(r"Could not run '([\w:.]+)'", text)
         operator = found[1] if found else "an operator"
-        return f"{at}{operator} has no kernel for a card that is not there"
-    return f"{at}the program failed: {name}: {said}" if said else f"{at}the program failed: {name}"
+        return f"{at}{operator} has no kernel for the fake device"
+    return f"{at}the program failed: {name}" + (f": {text}" if text else "")
 
 
-def _said(error: BaseException) -> str:
-    """The first line of what an exception says."""
+def _summary(error: BaseException) -> str:
     text = str(error).strip()
     first = text.splitlines()[0].strip().rstrip(".") if text else ""
     return first if len(first) <= _MOST else f"{first[:_MOST]}..."
@@ -186,24 +178,21 @@ def _said(error: BaseException) -> str:
 
 # ---- Gathering ---------------------------------------------------------------------------
 
-# Gradients that meet in a backward pass.
-#
-# Where several operators contribute to one gradient, autograd's engine adds each to the first one,
-# in place if nothing else holds that (`accumulate` in `input_buffer.cpp`). For fake tensors it
-# makes a new sum instead, since they are a subclass.
+# Autograd adds gradients in place if nothing else holds the sum (`accumulate` in
+# `input_buffer.cpp`); fake tensors, a subclass, get a new sum instead.
 
 _ADD = torch.ops.aten.add.Tensor
 _ENGINE = "_engine_run_backward"
 
 
 def _references(tensor: Tensor) -> tuple[int, int]:
-    """How many hold a tensor and its storage, with those that hold it for this call."""
+    """Reference counts of a tensor and of its storage, this call included."""
     storage = tensor.untyped_storage()
     return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata)
 
 
 def _is_engine_s() -> bool:
-    """Whether the call that is under way comes from the engine, and not from a hook."""
+    """Whether the current operator comes from the autograd engine, not from a hook."""
     frame = sys._getframe(2)
     while frame is not None and is_between(frame):
         if frame.f_back is None:
@@ -213,7 +202,7 @@ def _is_engine_s() -> bool:
 
 
 class _Probe(TorchDispatchMode):  # type: ignore[misc]
-    """Looks at a sum of two gradients that nothing else holds."""
+    """Records the reference counts of a sum of two gradients with no other owner."""
 
     found: tuple[int, int] | None = None
 
@@ -258,15 +247,12 @@ class Gathering:
 
 # ---- Requests ----------------------------------------------------------------------------
 
-# What a rehearsed program asks of the allocator, in order, and what the allocator makes of it.
-
 _BLOCK = 512
 _BASE = 1 << 40
 # The core's numbers: new memory above all before it, and no state from before the trace.
 _RISING = 2
-# By figure what a range has on either side, as a share and in bytes, besides what requests are not
-# known exactly: rounding and a request here and there are as in PyTorch 2.11; and one large
-# segment more or less comes of requests in a slightly other order, which moves others.
+# By figure the tolerance on either side, as a share and in bytes, besides inexact requests: order
+# and rounding differ between releases, and may cost or save one large segment.
 _SEGMENT = 20 << 20
 _TOLERANCES = {
     "peak_allocated_bytes": (0.005, 0),
@@ -330,7 +316,7 @@ class Requests:
         return handle
 
     def free(self, handle: int, stack: int = 0) -> None:
-        """The end of what a request got; of what is gone already, nothing."""
+        """Free a request; a no-op if it is gone."""
         known = self._sizes.pop(handle, None)
         if known is None:
             return
@@ -387,15 +373,8 @@ class Requests:
             }
             for handle, address, nbytes in blocks
         ]
-        rows = rows or [
-            {
-                "address": _BASE,
-                "size": whole,
-                "requested_size": 0,
-                "state": "inactive",
-                "frames": [],
-            }
-        ]
+        empty = {"address": _BASE, "size": whole, "requested_size": 0, "frames": []}
+        rows = rows or [{**empty, "state": "inactive"}]
         used = [row for row in rows if row["state"] == "active_allocated"]
         allocated = sum(row["size"] for row in used)
         return {
@@ -425,7 +404,7 @@ class Requests:
         return program.edit(None, None, array("i", self._after(self._calls)))
 
     def _after(self, calls: list[int]) -> list[int]:
-        """The last event of the trace before each call of empty_cache()."""
+        """For each empty_cache() call, the index of the last trace event before it."""
         # An end is two events; the segment comes first.
         ends, found, wanted = 0, [], sorted(set(calls))
         at = 0
@@ -448,8 +427,7 @@ class Requests:
         return Snapshot(self.program(facts).trace(settings, **_options(capacity)))
 
     def bounds(self, settings: str, capacity: int) -> tuple[int, dict[str, tuple[int, int]]]:
-        """The least memory that the program gets by with; and by figure what it can be at least
-        and at most: with the least and the most of each request, and the tolerances besides.
+        """The least memory that the program needs, and the range of each figure.
 
         Args:
             settings: A text for PYTORCH_CUDA_ALLOC_CONF.
@@ -479,7 +457,7 @@ class Requests:
         return likely["needed_bytes"], ranges
 
     def _sizes_at(self, which: int) -> array[int]:
-        """By event of the trace the bytes of each request: the least (0), or the most (1)."""
+        """Bytes of each request by trace event: the least (0) or the most (1)."""
         sizes = array("Q", [0])
         for index, (_, nbytes, *_rest) in enumerate(self._events):
             if nbytes:
@@ -496,8 +474,7 @@ def _options(capacity: int) -> dict[str, Any]:
 
 
 def _figures(program: core.Program, settings: str, capacity: int) -> dict[str, int]:
-    """The peaks of a program, and the least it gets by with; where it runs out of memory, the
-    peaks that it would have on a device without bound."""
+    """Peaks and least memory needed; after an OOM, the peaks of an unlimited device."""
     whole = program.run(settings, **_options(_ENDLESS))
     low, high = whole["peak"]["allocated"], whole["peak"]["reserved"]
     found = {"peak_allocated_bytes": low, "peak_reserved_bytes": high}

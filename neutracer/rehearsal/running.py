@@ -33,8 +33,6 @@ from neutracer.units import format_count
 
 # ---- Running -----------------------------------------------------------------------------
 
-# A program's steps on a made-up card, and the snapshot that comes of them.
-
 
 class Run:
     """Makes steps, and a snapshot of what they asked for.
@@ -65,18 +63,12 @@ class Run:
         """Make the steps of a function."""
         if self.strategy is not None and not any(isinstance(one, nn.Module) for one in args):
             raise ValueError(
-                f"strategy={self.strategy!r} spreads models that the step is given, and it is "
-                "given none: pass them as arguments, or let the program spread them itself"
+                f"strategy={self.strategy!r} spreads models that the step gets as arguments, and "
+                "it gets none: pass them, or let the program spread them itself"
             )
         with ExitStack() as stack:
-            tracing = stack.enter_context(
-                pretending(
-                    self.card,
-                    self.requests,
-                    devices=max(self.world_size, 1),
-                    capacity=self.capacity,
-                )
-            )
+            room = {"devices": max(self.world_size, 1), "capacity": self.capacity}
+            tracing = stack.enter_context(pretending(self.card, self.requests, **room))
             try:
                 given = placed(args) if args else ()
                 if self.strategy is not None:
@@ -88,7 +80,7 @@ class Run:
         gc.collect()
 
     def keep(self, tracing: Tracing) -> None:
-        """Keep what a rehearsal had to assume."""
+        """Keep the assumptions of a rehearsal."""
         self.notes = tracing.notes.sentences
         self.uncertain = dict(tracing.kernels.uncertain)
 
@@ -106,7 +98,6 @@ class Run:
             self.requests.annotate("END", f"step {number}")
 
     def _outside(self) -> dict[str, tuple[int, int]]:
-        """What takes the card's memory outside of PyTorch's allocator."""
         context = self.card.context_bytes
         found = {"CUDA's context": (context, context)}
         if self.world_size > 1:
@@ -135,10 +126,7 @@ class Run:
 
 
 def placed(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Fake copies of what a step is given, on the card.
-
-    One copy of all, so that an optimizer goes on with the parameters of its model.
-    """
+    """Fake copies of arguments on the card, in one copy so that optimizers keep their models."""
     memo: dict[int, Any] = {}
     for tensor in _tensors(args):
         with torch.no_grad():
@@ -154,7 +142,6 @@ def placed(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """The tensors in arguments: in modules, optimizers and containers."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, nn.Module):
@@ -171,8 +158,6 @@ def _tensors(value: Any) -> list[Tensor]:
 
 # ---- Unwritten ---------------------------------------------------------------------------
 
-# Files that a rehearsed program would write, or change: they stay as they are.
-
 _WRITING = frozenset("wax+")
 _CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -180,10 +165,7 @@ Patch = tuple[Any, str, Any]
 
 
 class _Unwritten:
-    """What stands in the place of what writes.
-
-    Where temporary files are, everything works: libraries try things out there.
-    """
+    """Stand-ins for writing functions; paths in the temporary folder work as usual."""
 
     def __init__(self, notes: Notes) -> None:
         self.notes = notes
@@ -191,7 +173,7 @@ class _Unwritten:
         self._temporary = os.path.realpath(tempfile.gettempdir()) + os.sep
 
     def _is_ours(self, path: Any) -> bool:
-        """Whether a path is a file that the program means to keep."""
+        """Whether the path is a file the program means to keep."""
         if not isinstance(path, str | bytes | os.PathLike):
             return False
         full = os.path.realpath(os.fsdecode(path))
@@ -201,31 +183,25 @@ class _Unwritten:
         return not full.startswith(("/dev/", "/proc/"))
 
     def note(self, path: Any) -> None:
-        """Say it once of each file."""
         self.notes.add(f"{os.fsdecode(path)} would be written.")
 
     def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        """As `open`; what is written goes nowhere."""
         if not _WRITING & set(mode) or not self._is_ours(file):
             return self._open(file, mode, *args, **kwargs)
         self.note(file)
         return self._open(os.devnull, mode.replace("x", "w"), *args, **kwargs)
 
     def os_open(self, path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
-        """As `os.open`."""
         if not flags & _CHANGING or not self._is_ours(path):
             return self._os_open(path, flags, *args, **kwargs)
         self.note(path)
         return self._os_open(os.devnull, flags & (os.O_WRONLY | os.O_RDWR))
 
     def save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        """As `torch.save`: the values of fake tensors are nothing to keep."""
         if isinstance(f, str | os.PathLike):
             self.note(f)
 
     def making(self) -> Callable[..., None]:
-        """`os.makedirs` and its like."""
-
         def make(name: Any, *args: Any, **kwargs: Any) -> None:
             if not self._exists(name):
                 self.note(name)
@@ -233,7 +209,7 @@ class _Unwritten:
         return self._unless_temporary(os.makedirs, make)
 
     def changing(self, plain: Any, what: str, at: int = 0) -> Callable[..., Any]:
-        """A function that changes the file that its argument number `at` names."""
+        """Stands in for a function that changes the file its argument `at` names."""
 
         def change(*args: Any, **kwargs: Any) -> Any:
             self.notes.add(f"{os.fsdecode(args[at])} would be {what}.")
@@ -251,7 +227,7 @@ class _Unwritten:
         return run
 
     def keeper(self, at: int) -> Callable[..., None]:
-        """A function of a library that saves to the path that its argument `at` is."""
+        """Stands in for a library function that saves to its argument number `at`."""
 
         def save(*args: Any, **kwargs: Any) -> None:
             names = ("save_directory", "filename", "output_dir", "filepath")
@@ -266,7 +242,6 @@ class _Unwritten:
         return save
 
     def patches(self) -> list[Patch]:
-        """What to put in the place of what writes."""
         found: list[Patch] = [
             (builtins, "open", self.open),
             (io, "open", self.open),
@@ -287,8 +262,8 @@ class _Unwritten:
         return found
 
 
-#: Methods of libraries that save a model, with the place of the path among the arguments. They
-#: look into tensors' memory before they write, or write from another language.
+#: Library methods that save a model, with the position of the path: they read tensors' memory, or
+#: write from another language.
 _SAVING = (
     ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained", 1),
     ("transformers.trainer", "Trainer", "_save_checkpoint", 9),
@@ -307,8 +282,7 @@ def _is_there(module: str) -> bool:
 
 @contextmanager
 def unwritten(notes: Notes) -> Iterator[list[Patch]]:
-    """What to put in the place of what writes; libraries that save models get theirs when the
-    program imports them.
+    """Replacements for functions that write; libraries are patched once imported.
 
     Args:
         notes: Gets a sentence for each file that would be written or changed.
@@ -329,12 +303,10 @@ def unwritten(notes: Notes) -> Iterator[list[Patch]]:
 
 # ---- Script ------------------------------------------------------------------------------
 
-# An ordinary script, rehearsed as it is: stopped after some steps, its files unwritten.
-
-_NOTHING = "the program ended before its optimizer made a step, and without using the device"
+_NOTHING = "the program ended before its first optimizer step, without using the device"
 _NO_STEP = (
-    "No optimizer made a step: this is all of the program, from its beginning to its end. "
-    "`neutracer.rehearse(step)` makes steps of a function."
+    "No optimizer made a step, so this is the whole program. "
+    "`neutracer.rehearse(step)` rehearses a step function."
 )
 
 
@@ -343,7 +315,7 @@ class _EnoughError(BaseException):
 
 
 class _Steps:
-    """Counts the steps of each optimizer; the program's are those of the busiest one."""
+    """Counts each optimizer's steps; the program's count is that of the busiest one."""
 
     def __init__(self, run: Run, wanted: int) -> None:
         self.run, self.wanted = run, wanted
@@ -362,7 +334,7 @@ class _Steps:
 
 @contextmanager
 def _caught(found: list[BaseException]) -> Iterator[None]:
-    """Exceptions that end the program, in place of a traceback on standard error."""
+    """Collects exceptions that end the program instead of printing a traceback."""
     before = sys.excepthook
     sys.excepthook = lambda kind, error, traceback: found.append(error)
     try:
@@ -402,7 +374,6 @@ def rehearse_script(run: Run, arguments: Sequence[str], *, module: bool = False)
 
 
 def _ended(run: Run, name: str, code: int, exits: list[BaseException]) -> None:
-    """Say of a program that came to its own end why it has not made all steps."""
     at = line_of(exits[0]) if exits else ""
     if not len(run.requests):
         run.failure = f"{at or name}: {_NOTHING} (exit code {code})"

@@ -30,18 +30,19 @@ from neutracer.recording.program import when_imported
 from neutracer.rehearsal import tracing as fakes
 from neutracer.rehearsal.cards import Card
 from neutracer.rehearsal.kernels import attention, recurrent
-from neutracer.rehearsal.kernels import recurrent as packing
 from neutracer.rehearsal.kernels.rules import Kernels
 from neutracer.rehearsal.requests import Requests
 from neutracer.rehearsal.tracing import Tracing
 
 # ---- Device ------------------------------------------------------------------------------
 
-# PyTorch's Python face of CUDA, answered for a card that is not there.
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
 
 
 class Stream:
-    """A stream of the made-up card: what is done in it is done at once."""
+    """A stream of the fake device; its work is done at once."""
 
     _made = 0
 
@@ -68,17 +69,10 @@ class Stream:
         return hash(self.stream_id)
 
     def query(self) -> bool:
-        """All is done."""
+        """Whether its work is done: always."""
         return True
 
-    def synchronize(self) -> None:
-        """There is nothing to wait for."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """There is nothing to wait for."""
-
-    def wait_event(self, event: Any) -> None:
-        """There is nothing to wait for."""
+    synchronize = wait_stream = wait_event = _nothing
 
     def record_event(self, event: Any = None) -> Any:
         """An event that has happened."""
@@ -91,27 +85,27 @@ class Event:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.device = torch.device("cuda", 0)
 
-    def record(self, stream: Any = None) -> None:
-        """It has happened."""
-
-    def wait(self, stream: Any = None) -> None:
-        """It has happened."""
+    record = wait = synchronize = _nothing
 
     def query(self) -> bool:
-        """It has happened."""
+        """Whether it has happened: always."""
         return True
 
-    def synchronize(self) -> None:
-        """It has happened."""
-
     def elapsed_time(self, other: Any) -> float:
-        """A millisecond, so that nobody divides by zero."""
+        """One millisecond, never zero: programs divide by it."""
         return 1.0
 
 
-class _Face:
-    """The functions of `torch.cuda`."""
+#: Functions of `torch.cuda` without an effect on the fake device.
+_NO_OPS = (
+    *("init", "_lazy_init", "_lazy_call", "synchronize", "ipc_collect", "seed", "seed_all"),
+    *("manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all"),
+    *("reset_accumulated_memory_stats", "set_per_process_memory_fraction"),
+    *("_record_memory_history", "_dump_snapshot"),
+)
 
+
+class _Face:
     def __init__(self, card: Card, tracing: Tracing, devices: int, capacity: int) -> None:
         self.card, self.tracing = card, tracing
         self.devices, self.capacity = devices, capacity
@@ -165,15 +159,11 @@ class _Face:
         self.tracing.requests.peak_bytes = self.tracing.requests.live_bytes
 
     def functions(self) -> dict[str, Any]:
-        """By name in `torch.cuda`."""
         requests = self.tracing.requests
-        nothing = _nothing
         return {
+            **dict.fromkeys(_NO_OPS, _nothing),
             "is_available": lambda: True,
             "is_initialized": lambda: True,
-            "init": nothing,
-            "_lazy_init": nothing,
-            "_lazy_call": nothing,
             "device_count": lambda: self.devices,
             "current_device": lambda: self.index,
             "set_device": self.set_device,
@@ -184,8 +174,6 @@ class _Face:
             "is_bf16_supported": lambda *args, **kwargs: self.card.capability >= (8, 0),
             "is_tf32_supported": lambda: self.card.capability >= (8, 0),
             "can_device_access_peer": lambda *args: True,
-            "synchronize": nothing,
-            "ipc_collect": nothing,
             "Stream": Stream,
             "Event": Event,
             "stream": self.stream,
@@ -201,28 +189,14 @@ class _Face:
             "max_memory_reserved": lambda device=None: requests.peak_bytes,
             "memory_summary": lambda *args, **kwargs: "",
             "reset_peak_memory_stats": self.reset_peak,
-            "reset_accumulated_memory_stats": nothing,
             "reset_max_memory_allocated": self.reset_peak,
-            "set_per_process_memory_fraction": nothing,
             "mem_get_info": lambda device=None: (
                 max(self.capacity - requests.live_bytes, 0),
                 self.card.total_bytes,
             ),
             "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
             "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)] * self.devices,
-            "set_rng_state": nothing,
-            "set_rng_state_all": nothing,
-            "manual_seed": nothing,
-            "manual_seed_all": nothing,
-            "seed": nothing,
-            "seed_all": nothing,
-            "_record_memory_history": nothing,
-            "_dump_snapshot": nothing,
         }
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What has no effect on a card that is not there."""
 
 
 def _is_acceptable(tensor: Any) -> bool:
@@ -233,7 +207,7 @@ def _is_acceptable(tensor: Any) -> bool:
 def patches(
     card: Card, tracing: Tracing, devices: int, capacity: int, cudnn: int
 ) -> list[tuple[Any, str, Any]]:
-    """What to put in the place of PyTorch's own, as (owner, name, value).
+    """Replacements in PyTorch, as (owner, name, value).
 
     Args:
         card: The card.
@@ -269,12 +243,10 @@ def patches(
 
 # ---- Build -------------------------------------------------------------------------------
 
-# The compiled part of a rehearsal: a CUDA device that is not there, for the installed torch.
-
 #: The releases of torch whose interface to CUDA is the one that the source was written for.
 _RUN_ON = ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15))
 _WHAT = "rehearsals"
-_COMPILING = "neutracer: compiling a pretended CUDA device for torch {} (once)"
+_COMPILING = "neutracer: compiling the fake CUDA device for torch {} (once)"
 
 _loaded: list[Any] = []
 
@@ -286,13 +258,11 @@ def _source() -> Path:
 def _target() -> hooks.Target:
     torch = hooks.installed_torch()
     if sys.platform != "linux":
-        raise UnavailableError(_WHAT, "they are for Linux")
+        raise UnavailableError(_WHAT, "they need Linux")
     if torch.backend not in ("cpu", "cuda") or torch.release not in _RUN_ON:
         known = ", ".join(f"{major}.{minor}" for major, minor in _RUN_ON)
         kind = f"{torch.version} for {torch.backend}"
-        raise UnavailableError(
-            _WHAT, f"they are for torch {known}, for CUDA or CPU; this is {kind}"
-        )
+        raise UnavailableError(_WHAT, f"they need torch {known} for CUDA or CPU; this is {kind}")
     digest = hashlib.sha256(repr((torch.backend, torch.built)).encode())
     digest.update(_source().read_bytes())
     key = re.sub(r"[^\w.+-]", "_", f"pretend-torch{torch.version}-{digest.hexdigest()[:16]}")
@@ -335,8 +305,7 @@ def load() -> Any:
 
 # ---- Libraries ---------------------------------------------------------------------------
 
-# Libraries that take another way where tensors are fake, since they think of a compiler or of a
-# subclass: in a rehearsal they take that of a real run.
+# Libraries that branch on fake tensors take the branch of a real run.
 
 #: Functions that say whether a tensor is fake. By transformers' it makes masks for attention
 #: which a real run leaves out, and with a mask repeats keys and values for every head.
@@ -378,18 +347,14 @@ def as_real() -> Iterator[None]:
 
 # ---- Ranks -------------------------------------------------------------------------------
 
-# One rank of several, whose others are not there: collectives change nothing.
+# One rank of several; collectives change nothing.
 
 #: As DistributedDataParallel has them: the first bucket is smaller, so that reducing begins soon.
 _FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20
 
 _ENVIRONMENT = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
 )
 
 
@@ -431,12 +396,12 @@ class Replica(nn.Module):  # type: ignore[misc]
         """A hook has nothing to do where nothing is reduced."""
 
     def join(self, *args: Any, **kwargs: Any) -> Any:
-        """Nobody is waited for."""
+        """As no_sync(): there are no other ranks."""
         return self.no_sync()
 
 
 def _grouped(parameters: list[nn.Parameter], most: int) -> Iterator[list[nn.Parameter]]:
-    """Parameters by bucket: the last ones first, of one type each."""
+    """Parameters by bucket: last first, one dtype per bucket."""
     group: list[nn.Parameter] = []
     size, limit = 0, _FIRST_BUCKET
     for parameter in reversed(parameters):
@@ -455,14 +420,13 @@ def _bucket(group: list[nn.Parameter]) -> tuple[Tensor, list[nn.Parameter]]:
 
 
 def _give(parameter: nn.Parameter, bucket: Tensor) -> None:
-    """The gradient is a part of the bucket."""
     with torch.no_grad():
         parameter.grad = bucket[: parameter.numel()].view(parameter.shape)
 
 
 @contextmanager
 def ranks(world_size: int) -> Iterator[list[tuple[Any, str, Any]]]:
-    """The environment of rank 0, and what to put in the place of PyTorch's own.
+    """The environment of rank 0, and replacements in PyTorch.
 
     Args:
         world_size: How many ranks there would be; of one nothing is changed.
@@ -499,7 +463,6 @@ def _patches(world_size: int) -> list[tuple[Any, str, Any]]:
     plain = torch.distributed.init_process_group
 
     def begin(*args: Any, **kwargs: Any) -> None:
-        """As init_process_group; the others are not there."""
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         if not torch.distributed.is_initialized():
@@ -536,7 +499,7 @@ def spread(args: tuple[Any, ...], strategy: str, world_size: int) -> tuple[Any, 
 
 
 def _shard(model: nn.Module, world_size: int) -> None:
-    """Each module of a list on its own, and the rest together, as is usual."""
+    """Shards each block of a module list, then the rest, as is common."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -558,18 +521,15 @@ def _follow(optimizer: Any, names: dict[int, tuple[nn.Module, str]]) -> None:
 
 # ---- Session -----------------------------------------------------------------------------
 
-# A process that takes itself to have a card, for as long as a rehearsal lasts.
-
 #: The version of cuDNN that is pretended: that of the measured facts.
 CUDNN = 91900
 
 
 class _FakeMode(FakeTensorMode):  # type: ignore[misc]
-    """Fake tensors of a device that must not be asked for anything."""
+    """Fake tensors that never touch the device."""
 
     @property
     def avoid_device_init(self) -> bool:
-        """Whether new tensors are made on the CPU before they are taken for the device's."""
         return True
 
 
@@ -603,19 +563,18 @@ def _card_is_there(devices: int) -> Iterator[None]:
 
 
 def _never(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError("a fake tensor has got to a kernel for CUDA")
+    raise RuntimeError("a fake tensor reached a CUDA kernel")
 
 
 @contextmanager
 def _attention(run: attention.Attention) -> Iterator[None]:
-    """What PyTorch's dispatcher lacks without CUDA: the choice of attention's kernel, and that
-    there are kernels; for calls from Python and from C++ alike."""
+    """Registers the attention choice and CUDA kernels that a CPU build lacks."""
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             library.impl("scaled_dot_product_attention", run, "AutogradCUDA")
-            # Without a kernel for CUDA these come apart before anybody sees them.
+            # Without a CUDA kernel PyTorch decomposes these before the mode sees them.
             for name in ("silu_backward", "mish_backward", "_fused_rms_norm"):
                 if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
                     library.impl(name, _never, "CUDA")
@@ -626,7 +585,7 @@ def _attention(run: attention.Attention) -> Iterator[None]:
 
 @contextmanager
 def pretending(card: Card, requests: Requests, *, devices: int, capacity: int) -> Iterator[Tracing]:
-    """PyTorch as it would be with a card; tensors made meanwhile are fake.
+    """PyTorch as it would be with a card; new tensors are fake.
 
     Other threads must not use PyTorch meanwhile.
 
@@ -647,8 +606,7 @@ def pretending(card: Card, requests: Requests, *, devices: int, capacity: int) -
         stack.enter_context(_card_is_there(devices))
         found = patches(card, tracing, devices, capacity, CUDNN)
         found += fakes.patches(tracing)
-        functions = {**recurrent.RECURRENT_FUNCTIONS, **packing.FUNCTIONS}
-        found += [(torch._VF, name, run) for name, run in functions.items()]
+        found += [(torch._VF, name, run) for name, run in recurrent.FUNCTIONS.items()]
         found += [(torch.nn.RNNBase, "flatten_parameters", recurrent.flatten)]
         found += stack.enter_context(ranks(devices))
         stack.enter_context(replaced(found))
@@ -659,7 +617,7 @@ def pretending(card: Card, requests: Requests, *, devices: int, capacity: int) -
         stack.callback(tracing.close)
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-        # It logs the traceback of each error that the program gets, and that is told of anyway.
+        # It logs the traceback of each error, which the rehearsal reports anyway.
         log = logging.getLogger("torch._subclasses.fake_tensor")
         stack.callback(setattr, log, "disabled", log.disabled)
         log.disabled = True

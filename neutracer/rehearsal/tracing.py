@@ -11,33 +11,27 @@ from typing import Any
 import torch
 import torch.utils
 from torch import Tensor
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from neutracer.rehearsal.kernels import recurrent
 from neutracer.rehearsal.kernels.attention import Attention
 from neutracer.rehearsal.kernels.rules import Kernels
 from neutracer.rehearsal.requests import Gathering, Notes, Requests
-from neutracer.rehearsal.values import Values, known_of, truth_told
+from neutracer.rehearsal.values import Values, known_of, known_truth, tensors_in
 
 # ---- Operators ---------------------------------------------------------------------------
-
-# Operators that fake tensors can't run by themselves.
 
 aten = torch.ops.aten
 
 
 def _item(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A tensor's value as a number of Python."""
+    """The value of a tensor as a Python number."""
     tensor = args[0]
     known = known_of(tensor)
     if known is not None:
         if known.validity.is_made_up:
-            mode.notes.add("{line} asks for a value that depends on data: one was made up.")
+            mode.notes.add("{line} reads a value that depends on data: it is made up.")
         with torch._C._DisableTorchDispatch():
             return known.real.item()
     value: Any = 1.0 if tensor.dtype.is_floating_point else 1
@@ -45,13 +39,13 @@ def _item(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         value = False
     if tensor.dtype.is_complex:
         value = complex(1.0)
-    mode.notes.add(f"{{line}} asks for the value of a tensor: it got {value}, which is made up.")
+    mode.notes.add(f"{{line}} reads the value of a tensor: {value} is made up.")
     return value
 
 
 def _positions(source: Any) -> Any:
-    """Where a tensor is not zero, one row each; of an unknown one every other place."""
-    known, truth = known_of(source), truth_told(source)
+    """Indices of nonzero elements; of unknown values, every other element."""
+    known, truth = known_of(source), known_truth(source)
     with torch._C._DisableTorchDispatch():
         if known is not None:
             return torch.nonzero(known.real)
@@ -67,7 +61,7 @@ def _positions(source: Any) -> Any:
 def _note_shape(mode: Any, *sources: Any) -> None:
     found = [known_of(source) for source in sources]
     if any(one is None or one.validity.is_made_up for one in found):
-        mode.notes.add("{line} makes a shape that depends on data: it was made up.")
+        mode.notes.add("{line} creates a shape that depends on data: it is made up.")
 
 
 def _nonzero(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -79,7 +73,7 @@ def _nonzero(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _by_mask(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Indexing, whose masks become positions first, as in PyTorch's own kernels."""
+    """Indexing with masks converted to indices first, as PyTorch's kernels do."""
     places: list[Any] = []
     for index in args[1]:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
@@ -101,7 +95,7 @@ def _masked_select(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _of_values(mode: Any, func: Any, args: Any, kwargs: Any, made_up: Callable[[], Any]) -> Any:
-    """Results as large as values make them, or as `made_up` does where they are not known."""
+    """Results whose shape depends on values; `made_up` gives them if values are unknown."""
     source = args[0]
     _note_shape(mode, source)
     known = known_of(source)
@@ -144,7 +138,7 @@ def _repeat(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _add(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A sum; attention's scores get their mask in place."""
+    """A sum; plain attention adds its mask in place."""
     if not mode.attention.is_plain:
         return mode.values.run(func, args, kwargs)
     aten.add_.Tensor(*args, **kwargs)
@@ -152,13 +146,12 @@ def _add(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _plain_ctc(mode: Any, func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether cuDNN computes the loss of sequences: it wants targets in the CPU's memory."""
+    """False: cuDNN computes the CTC loss only with targets on the CPU."""
     return False
 
 
 def _ctc_loss(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The loss of sequences, and what it keeps: each place of the longest target, and a blank on
-    either side of it."""
+    """The CTC loss, and alpha with a blank on either side of each target."""
     likely, targets = args[0], args[1]
     steps, batch = likely.shape[:2]
     longest = targets.shape[-1] if targets.dim() == 2 else -(-targets.numel() // max(batch, 1))
@@ -171,7 +164,7 @@ def _ctc_loss_backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _in_place(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Lists of tensors changed in place; of gradients that are unscaled none is infinite."""
+    """In-place changes of lists; unscaled gradients are finite."""
     return None
 
 
@@ -195,10 +188,10 @@ REPLACED: dict[Any, Callable[..., Any]] = {
         if hasattr(aten, name)
         for overload in getattr(aten, name).overloads()
     },
-    aten._ctc_loss.default: _ctc_loss,
-    aten._ctc_loss.Tensor: _ctc_loss,
-    aten._ctc_loss_backward.default: _ctc_loss_backward,
-    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    **dict.fromkeys((aten._ctc_loss.default, aten._ctc_loss.Tensor), _ctc_loss),
+    **dict.fromkeys(
+        (aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor), _ctc_loss_backward
+    ),
     aten._amp_foreach_non_finite_check_and_unscale_.default: _in_place,
     **{
         getattr(getattr(aten, name), overload): _in_place
@@ -210,8 +203,6 @@ REPLACED: dict[Any, Callable[..., Any]] = {
 
 # ---- Tracing -----------------------------------------------------------------------------
 
-# Operators on fake tensors, noted as what they would ask of the allocator.
-
 #: Operators whose kernels make their results from the last to the first: of dropout the mask.
 _LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
 
@@ -221,24 +212,15 @@ _COPIES_FIRST = frozenset(
 )
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of an operator's results or arguments."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-
-
 class Tracing(TorchDispatchMode):  # type: ignore[misc]
-    """Notes the memory of each operator; it stands above a FakeTensorMode.
+    """Records the memory of each operator, above a FakeTensorMode.
 
     Attributes:
-        requests: What was noted.
+        requests: The recorded requests.
         fake: The mode below.
         stream: The stream that is current.
-        attention: What chooses attention's kernels.
-        backwards: How many backward passes there were.
+        attention: Chooses attention kernels.
+        backwards: Count of backward passes.
     """
 
     def __init__(self, requests: Requests, fake: FakeTensorMode, kernels: Kernels) -> None:
@@ -254,7 +236,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         self._bounds: dict[int, tuple[int, int]] = {}
 
     def bounded(self, tensor: Tensor, least: int, most: int) -> None:
-        """The bytes of a result that is about to be noted are known as a range."""
+        """Set the range of bytes of a result that is not recorded yet."""
         self._bounds[tensor.untyped_storage()._cdata] = least, most
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -280,8 +262,8 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """What the operator has asked for: results, then what its kernel takes meanwhile."""
-        results = list(tensors_in(result))
+        """Record an operator's requests: results, then the scratch memory of its kernel."""
+        results = tensors_in(result)
         if func in _LAST_FIRST:
             results.reverse()
         fresh = [tensor for tensor in results if self._is_fresh(tensor)]
@@ -305,7 +287,6 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
             requests.free(handle, stack)
 
     def _is_fresh(self, tensor: Tensor) -> bool:
-        """Whether a result's memory is new: on the device, and not known."""
         return bool(
             tensor.device.type == "cuda"
             and isinstance(tensor, FakeTensor)
@@ -325,7 +306,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         self._handles[key] = handle, weakref.ref(storage, self._ending(key, handle))
 
     def _pass_on(self, one: Any, other: Any) -> None:
-        """A storage that is about to go is another one from now on."""
+        """Hands one storage's request on to the storage that replaces it."""
         found = self._handles.pop(one._cdata, None)
         if found is not None:
             key, handle = other._cdata, found[0]
@@ -341,11 +322,11 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         return end
 
     def holds(self, storage: Any) -> bool:
-        """Whether a storage's memory was noted."""
+        """Whether a storage's memory is recorded."""
         return bool(storage._cdata in self._handles)
 
     def resized(self, storage: Any, nbytes: int) -> None:
-        """A storage's size was changed in place."""
+        """Record a storage resized in place."""
         key = storage._cdata
         stack = self.requests.stacks.here()
         self.requests.free(self._handles.pop(key)[0], stack)
@@ -354,33 +335,28 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         self._handles[key] = handle, weakref.ref(storage, self._ending(key, handle))
 
     def close(self) -> None:
-        """Nothing that happens from now on is noted."""
+        """Stop recording."""
         self.is_closed = True
         self._handles.clear()
 
 
 # ---- Fakes -------------------------------------------------------------------------------
 
-# What ordinary programs do to tensors, and fake ones refuse.
-
 #: Batches of a loader that are loaded for evaluation, say.
 _BATCHES = 8
 
 
 class _NoWeakReferences:
-    """`weakref` for `torch.utils.swap_tensors`, which refuses tensors that have some. A
-    FakeTensorMode keeps weak references to all of its tensors, and looks none up by them."""
+    """`weakref` for `swap_tensors`, which refuses tensors that FakeTensorMode references."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(weakref, name)
 
     def getweakrefs(self, value: object) -> list[Any]:
-        """None that anybody needs."""
         return []
 
 
 def _deepcopy(tensor: Any, memo: dict[int, Any]) -> Any:
-    """As Tensor.__deepcopy__: new memory of the same size."""
     if id(tensor) in memo:
         return memo[id(tensor)]
     if not tensor.is_leaf:
@@ -404,10 +380,9 @@ def _to_numpy(tracing: Tracing) -> Any:
     plain = Tensor.numpy
 
     def numpy(tensor: Tensor, *, force: bool = False) -> Any:
-        """A tensor's values as an array: known ones, else zeros."""
         known = known_of(tensor)
         if known is None or known.validity.is_made_up:
-            tracing.notes.add("{line} turns a tensor into an array: its values are made up.")
+            tracing.notes.add("{line} converts a tensor to an array: its values are made up.")
         with torch._C._DisableTorchDispatch():
             real = torch.zeros(tensor.shape, dtype=tensor.dtype) if known is None else known.real
             return plain(real.detach(), force=force)
@@ -429,7 +404,7 @@ def _resizer(tracing: Tracing) -> Any:
 
 
 def _loader(plain: Any) -> Any:
-    """DataLoader's constructor, without processes and threads: they know nothing of fakes."""
+    """DataLoader.__init__ without workers: other processes and threads lack fake tensors."""
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         names = ("num_workers", "pin_memory", "timeout", "prefetch_factor", "persistent_workers")
@@ -442,8 +417,7 @@ def _loader(plain: Any) -> Any:
 
 
 def _fake_ctc_loss(plain: Any) -> Any:
-    """`torch.ctc_loss`, with all lengths on the device: fake ones on the CPU have no memory from
-    which PyTorch could read them."""
+    """`torch.ctc_loss` with lengths on the device: fakes on the CPU can't be read."""
 
     def ctc_loss(likely: Tensor, targets: Tensor, *rest: Any) -> Any:
         lengths = [
@@ -468,16 +442,15 @@ def _counting(tracing: Tracing) -> Any:
 
 
 def _bounded(tracing: Tracing, plain: Any) -> Any:
-    """A loader's batches; where no backward pass comes of them, only the first ones: each takes
-    what the one before took."""
+    """Batches of a loader, cut short if no backward pass uses them: all cost the same."""
 
     def batches(self: Any) -> Iterator[Any]:
         before = tracing.backwards
         for number, batch in enumerate(plain(self)):
             if number >= _BATCHES and tracing.backwards == before:
                 tracing.notes.add(
-                    f"{{line}} is given {_BATCHES} batches of a DataLoader, without a backward "
-                    "pass: others would be like these."
+                    f"{{line}} reads {_BATCHES} batches of a DataLoader without a backward pass: "
+                    "the rest are assumed alike and skipped."
                 )
                 return
             yield batch

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from neutracer.rehearsal.requests import Notes
 
 # ---- Truths ------------------------------------------------------------------------------
 
-# Questions that a run which goes well always answers alike: nothing is infinite, or not a
-# number. A program that finds otherwise often stops, so these answers are not made up at random.
+# A sound run answers these questions alike: nothing is NaN or infinite. Other answers often stop a
+# program, so they are not made up at random.
 
 aten = torch.ops.aten
 
@@ -39,13 +38,13 @@ _SAME = frozenset(
 _COUNTS = frozenset({aten.sum.default, aten.count_nonzero.default})
 
 
-def truth_told(value: Any) -> bool | None:
-    """What a tensor of truth values has everywhere; None where that is not known."""
+def known_truth(value: Any) -> bool | None:
+    """The value of every element of a boolean tensor; None if unknown."""
     return value.__dict__.get(_NAME) if isinstance(value, FakeTensor) else None
 
 
 def keep_truth(tensor: Tensor, truth: bool) -> None:
-    """A tensor of truth values has this one everywhere."""
+    """Set the value of every element of a boolean tensor."""
     tensor.__dict__[_NAME] = truth
 
 
@@ -55,7 +54,7 @@ def lose_truth(tensor: Tensor) -> None:
 
 
 def truth_of(func: Any, args: Any) -> bool | None:
-    """What an operator's result has everywhere, if the program's numbers are sound.
+    """The value of every element of an operator's result, if the numbers are sound.
 
     Args:
         func: The operator.
@@ -65,26 +64,26 @@ def truth_of(func: Any, args: Any) -> bool | None:
         return False
     if func in _EQUAL or func in _UNEQUAL:
         return _compared(args[0], args[1], func in _EQUAL)
-    told = [truth_told(arg) for arg in args[:2] if isinstance(arg, Tensor)]
-    if not told or None in told:
+    operands = [known_truth(arg) for arg in args[:2] if isinstance(arg, Tensor)]
+    if not operands or None in operands:
         return None
     if func in _NOT:
-        return not told[0]
+        return not operands[0]
     if func in _SAME:
-        return told[0]
+        return operands[0]
     if func in _AND:
-        return all(told)
-    return any(told) if func in _OR else None
+        return all(operands)
+    return any(operands) if func in _OR else None
 
 
 def counted(func: Any, args: Any) -> int | None:
-    """How many of a tensor's truth values hold, where an operator counts them and all are alike."""
-    truth = truth_told(args[0]) if func in _COUNTS else None
+    """How many elements an operator counts as true, if all are known alike."""
+    truth = known_truth(args[0]) if func in _COUNTS else None
     return None if truth is None else int(truth) * int(args[0].numel())
 
 
 def _compared(one: Any, other: Any, is_equal: bool) -> bool | None:
-    """Of a tensor with itself, which only NaN differs from; or with infinity."""
+    """A tensor compared with itself, or with infinity or NaN."""
     if one is other and isinstance(one, Tensor):
         return is_equal
     if isinstance(other, float) and (math.isinf(other) or math.isnan(other)):
@@ -94,53 +93,39 @@ def _compared(one: Any, other: Any, is_equal: bool) -> bool | None:
 
 # ---- Values ------------------------------------------------------------------------------
 
-# Values of small tensors: computed where the program makes them of known ones, else made up.
-
 #: The most elements of a tensor whose values are computed beside it: of floating-point numbers,
 #: and of whole ones and truth values, on which programs decide.
 _MOST, _MOST_WHOLE = 1 << 16, 1 << 20
 _VALUE_NAME = "_neutracer_known"
 
-#: Operators whose results say nothing: memory that nobody has written to.
+#: Operators that return uninitialized memory.
 _BLANK = frozenset(
     {
-        aten.empty.memory_format,
-        aten.empty_like.default,
-        aten.empty_strided.default,
-        aten.new_empty.default,
-        aten.new_empty_strided.default,
+        *(aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default),
+        *(aten.new_empty.default, aten.new_empty_strided.default),
     }
 )
 
 #: Operators that write to all of a tensor.
 _FILLING = frozenset(
     {
-        aten.fill_.Scalar,
-        aten.zero_.default,
-        aten.random_.default,
-        aten.random_.to,
-        getattr(aten.random_, "from"),
-        aten.uniform_.default,
-        aten.normal_.default,
-        aten.bernoulli_.float,
-        aten.copy_.default,
+        *(aten.fill_.Scalar, aten.zero_.default, aten.random_.default, aten.random_.to),
+        *(getattr(aten.random_, "from"), aten.uniform_.default, aten.normal_.default),
+        *(aten.bernoulli_.float, aten.copy_.default),
     }
 )
 
 #: Whole numbers below a bound that most likely come evenly: indices of what is largest.
 _CHOICES = frozenset(
     {
-        aten.topk.default,
-        aten.max.dim,
-        aten.argmax.default,
-        aten.sort.default,
-        aten.multinomial.default,
+        *(aten.topk.default, aten.max.dim, aten.argmax.default, aten.sort.default),
+        *(aten.multinomial.default,),
     }
 )
 
 
 class _Validity:
-    """Whether the values in a storage are right; shared by all views of it."""
+    """Whether the values in a storage are valid; shared by its views."""
 
     def __init__(self) -> None:
         self.is_good = True
@@ -165,30 +150,30 @@ def known_of(value: Tensor) -> Known | None:
 
 
 def _is_few(tensor: Tensor) -> bool:
-    """Whether a tensor's values are computed."""
     is_number = tensor.dtype.is_floating_point or tensor.dtype.is_complex
     return bool(tensor.numel() <= (_MOST if is_number else _MOST_WHOLE))
 
 
-def _arguments(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of an operator's results or arguments."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in _arguments(item)]
+        return [tensor for item in value for tensor in tensors_in(item)]
     return []
 
 
 class Values:
-    """Runs operators on fake tensors, and on the values of small ones beside."""
+    """Runs operators on fake tensors, and on the known values of small ones."""
 
     def __init__(self, notes: Notes) -> None:
         self.notes = notes
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The operator's result on fake tensors, with its values where they are known."""
-        tensors = _arguments(args)
+        tensors = tensors_in(args)
         if kwargs:
-            tensors += _arguments(list(kwargs.values()))
+            tensors += tensors_in(list(kwargs.values()))
         if func in _BLANK:
             return self._blank(func(*args, **kwargs))
         known = [known_of(tensor) for tensor in tensors]
@@ -204,7 +189,7 @@ class Values:
                 self._judge(func, args, result)
             return result
         result = func(*args, **kwargs)
-        for out in _arguments(result):
+        for out in tensors_in(result):
             # Fake tensors' own constants would be computed on the device.
             if isinstance(out, FakeTensor) and out.constant is not None:
                 out.constant = None
@@ -215,8 +200,8 @@ class Values:
         return result
 
     def _blank(self, result: Any) -> Any:
-        """Memory that nobody has written to: what stands there is made up."""
-        for out in _arguments(result):
+        """Uninitialized memory gets zeros, marked as made up."""
+        for out in tensors_in(result):
             if isinstance(out, FakeTensor) and _is_few(out):
                 with torch._C._DisableTorchDispatch():
                     value = torch.zeros(tuple(out.shape), dtype=out.dtype)
@@ -224,7 +209,7 @@ class Values:
         return result
 
     def _judge(self, func: Any, args: Any, result: FakeTensor) -> None:
-        """Truth values, and how many there are, that are known though the numbers are not."""
+        """Keeps truth values and counts that follow without the numbers."""
         is_truth = result.dtype is torch.bool
         found = truth_of(func, args) if is_truth else counted(func, args)
         if found is None:
@@ -237,11 +222,11 @@ class Values:
         self.make_up(result, value)
 
     def _is_small(self, result: Any) -> bool:
-        outputs = _arguments(result)
+        outputs = tensors_in(result)
         return all(isinstance(out, FakeTensor) and _is_few(out) for out in outputs)
 
     def forget(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        """What the operator writes to is no longer known."""
+        """Forget the values of the arguments that an operator writes to."""
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 self._drop(value)
@@ -250,7 +235,7 @@ class Values:
                 self._drop(kwargs.get(argument.name))
 
     def _drop(self, value: Any) -> None:
-        for tensor in _arguments(value):
+        for tensor in tensors_in(value):
             found = tensor.__dict__.get(_VALUE_NAME) if isinstance(tensor, FakeTensor) else None
             if found is not None:
                 found.validity.is_good = False
@@ -259,7 +244,6 @@ class Values:
     def _compute(
         self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, known: list[Known]
     ) -> None:
-        """Run the operator on values, and put them beside its results."""
         real_kwargs = {name: _real(value) for name, value in kwargs.items()}
         real_kwargs.pop("pin_memory", None)
         try:
@@ -273,7 +257,7 @@ class Values:
             known[0].validity.is_made_up = any(one.validity.is_made_up for one in known[1:])
         by_storage = {one.real.untyped_storage()._cdata: one.validity for one in known}
         made_up = any(one.validity.is_made_up for one in known)
-        for out, value in zip(_arguments(result), _arguments(real), strict=False):
+        for out, value in zip(tensors_in(result), tensors_in(real), strict=False):
             if out.shape != value.shape:
                 continue
             validity = by_storage.get(value.untyped_storage()._cdata)
@@ -284,9 +268,9 @@ class Values:
                 out.__dict__[_VALUE_NAME] = Known(value, validity)
 
     def _choose(self, func: Any, args: Any, result: Any) -> None:
-        """Make up indices: each of what there is to choose from comes as often as others."""
+        """Makes up indices evenly spread over the choices."""
         source = args[0]
-        for out in _arguments(result):
+        for out in tensors_in(result):
             if out.dtype is not torch.int64 or not _is_few(out) or not source.dim():
                 continue
             dim = self._dimension(func, args)
@@ -306,18 +290,14 @@ class Values:
         return -1
 
     def make_up(self, fake: Tensor, value: Tensor) -> None:
-        """Values that a tensor could have."""
+        """Give a tensor plausible values."""
         validity = _Validity()
         validity.is_made_up = True
         if isinstance(fake, FakeTensor):
             fake.__dict__[_VALUE_NAME] = Known(value, validity)
 
 
-_Function = Callable[..., Any]
-
-
 def _real(value: Any) -> Any:
-    """An argument for the run on values."""
     if isinstance(value, Tensor):
         found = known_of(value)
         return value if found is None else found.real

@@ -104,7 +104,7 @@ def test_ranks_shard_and_make_buckets() -> None:
     weights = 4 * 4 * 1024 * 1024
     assert peaks["ddp"] - peaks[None] == pytest.approx(weights, abs=1 << 20)
     assert peaks["fsdp2"] < 0.7 * peaks[None]
-    with pytest.raises(ValueError, match="given none"):
+    with pytest.raises(ValueError, match="gets none"):
         neutracer.rehearse(convolution(), strategy="ddp", world_size=2)
 
 
@@ -167,7 +167,7 @@ def test_no_script_and_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "no such file" in capsys.readouterr().err
     (tmp_path / "idle.py").write_text("print(1)")
     assert main(["rehearse", str(tmp_path / "idle.py")]) == 2
-    assert "ended before its optimizer made a step" in capsys.readouterr().err
+    assert "ended before its first optimizer step" in capsys.readouterr().err
 
 
 def test_a_script_that_ends_itself_says_where(process: WithTorch, tmp_path: Path) -> None:

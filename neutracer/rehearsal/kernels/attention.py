@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scaled dot-product attention: which of PyTorch's kernels a card runs, on fake tensors.
-
-PyTorch chooses in `sdp_utils.cpp`, by the card's capability and the arguments. A build for the
-CPU has only the plain products to choose, so the choice is made here for every build.
-"""
+"""The choice of attention kernels, as in `sdp_utils.cpp`, which a CPU build lacks."""
 
 from __future__ import annotations
 
@@ -54,7 +50,6 @@ class Choice:
 
     @property
     def _is_even(self) -> bool:
-        """Whether there are as many heads of keys as of queries."""
         return self.query[1] == self.key[1]
 
     def _flash(self, card: Card) -> bool:
@@ -104,7 +99,6 @@ class Choice:
 
 
 def _enabled() -> dict[str, bool]:
-    """What the program has switched off."""
     return {
         "flash": torch._C._get_flash_sdp_enabled(),
         "efficient": torch._C._get_mem_efficient_sdp_enabled(),
@@ -116,8 +110,7 @@ class Attention:
     """Runs attention on fake tensors as a card would.
 
     Attributes:
-        is_plain: Whether plain products are under way, which add a mask in place: their code
-            makes new memory for the sum as soon as a tensor is fake.
+        is_plain: Whether plain products are running, which add a real mask in place.
     """
 
     def __init__(self, card: Card) -> None:
@@ -225,7 +218,7 @@ def _as_floats(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _bias(mask: Tensor, query: Tensor, key: Tensor, is_padded: bool) -> Tensor:
-    """A mask as the kernels take it: added, for each head, its rows aligned to 16."""
+    """An additive mask for each head, its rows aligned to 16."""
     if mask.dtype is torch.bool:
         mask = _as_floats(mask, query.dtype)
     length = mask.shape[-1]

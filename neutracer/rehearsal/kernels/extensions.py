@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators that PyTorch doesn't know allocate besides their results, told by who wrote
-them.
-"""
+"""Scratch memory of custom operators, as their authors register it."""
 
 from __future__ import annotations
 
@@ -9,32 +7,32 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Told = int | tuple[int, int] | Sequence[int | tuple[int, int]]
+Scratch = int | tuple[int, int] | Sequence[int | tuple[int, int]]
 
 _NAME = re.compile(r"\w+::\w+(\.\w+)?")
 
-_told: dict[str, Callable[[tuple[Any, ...], dict[str, Any], Any], Told]] = {}
+_registry: dict[str, Callable[[tuple[Any, ...], dict[str, Any], Any], Scratch]] = {}
 
 
 def register_scratch(
-    operator: str, function: Callable[[tuple[Any, ...], dict[str, Any], Any], Told] | None
+    operator: str, function: Callable[[tuple[Any, ...], dict[str, Any], Any], Scratch] | None
 ) -> None:
-    """Tell rehearsals what an operator of one's own allocates while it runs, besides its results.
+    """Register the scratch memory of a custom operator, for all rehearsals of the process.
 
-    An operator also needs a fake kernel (`torch.library.register_fake`), which says what its
-    results are. This holds for all rehearsals of the process.
+    An operator also needs a fake kernel (`torch.library.register_fake`), for its
+    results.
 
     Args:
         operator: Its name, "my_extension::attention"; with an overload, "my_extension::add.out",
-            only that one is meant.
+            for that one only.
         function: Gets the operator's arguments, its keyword arguments and its result, fake
             tensors with shapes and types, and gives the bytes: of one request, or of several
-            in a list; (least, most) of one that is not known exactly. None takes back what was
-            told before.
+            in a list; (least, most) of one that is not known exactly. None removes the
+            registration.
 
     Raises:
         TypeError: `function` can't be called.
-        ValueError: `operator` is no name of an operator.
+        ValueError: `operator` is not an operator name.
 
     Example:
         >>> import neutracer
@@ -47,23 +45,25 @@ def register_scratch(
     if not isinstance(operator, str) or not _NAME.fullmatch(operator):
         raise ValueError(f"an operator has a name like 'extension::operator', not {operator!r}")
     if function is None:
-        _told.pop(operator, None)
+        _registry.pop(operator, None)
         return
     if not callable(function):
         raise TypeError(f"function must be callable or None, not {type(function).__name__}")
-    _told[operator] = function
+    _registry[operator] = function
 
 
-def told(func: Any, args: Any, kwargs: Any, result: Any) -> list[tuple[int, int, int]] | None:
-    """What was told of a call: likely, least and most bytes of each request; None is nothing.
+def registered_scratch(
+    func: Any, args: Any, kwargs: Any, result: Any
+) -> list[tuple[int, int, int]] | None:
+    """Likely, least and most bytes of each request of a call; None if nothing is registered.
 
     Raises:
-        ValueError: What was told is no number of bytes.
+        ValueError: The registered function did not return bytes.
     """
-    if not _told:
+    if not _registry:
         return None
     name, overload = func._schema.name, func._schema.overload_name
-    function = _told.get(f"{name}.{overload or 'default'}") or _told.get(name)
+    function = _registry.get(f"{name}.{overload or 'default'}") or _registry.get(name)
     if function is None:
         return None
     found = function(args, kwargs, result)
@@ -75,7 +75,7 @@ def _sizes(name: str, part: Any) -> tuple[int, int, int]:
     both = part if isinstance(part, tuple) else (part, part)
     if len(both) != 2 or not all(isinstance(n, int) and n >= 0 for n in both) or both[0] > both[1]:
         raise ValueError(
-            f"what was registered for {name} gave {part!r}, which is neither a number of bytes nor "
-            "(least, most)"
+            f"the scratch function of {name} returned {part!r}, which is neither a number of bytes "
+            "nor (least, most)"
         )
     return (both[0] + both[1]) // 2, both[0], both[1]

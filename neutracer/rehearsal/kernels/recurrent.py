@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from neutracer.rehearsal.kernels.scratch import tensor_bytes
 from neutracer.rehearsal.values import known_of
 
 # ---- Packing -----------------------------------------------------------------------------
 
-# Packed sequences on fake tensors: their lengths are values, which PyTorch's own functions read
-# from memory.
-#
-# Copies and their order are those of `PackedSequence.cpp`.
+# Lengths are values, which PyTorch's functions read from memory; copies and their order are those
+# of `PackedSequence.cpp`.
 
 
 def numbers(tensor: Tensor) -> list[int] | None:
@@ -30,7 +30,7 @@ def numbers(tensor: Tensor) -> list[int] | None:
 
 
 def _spans(lengths: list[int]) -> list[tuple[int, int, int]]:
-    """Of sequences, the longest first: from where to where along them as many as go on."""
+    """(begin, end, count) of runs of steps with the same number of sequences."""
     found, begin = [], 0
     for count in range(len(lengths), 0, -1):
         end = lengths[count - 1]
@@ -41,8 +41,6 @@ def _spans(lengths: list[int]) -> list[tuple[int, int, int]]:
 
 
 class _Pack(torch.autograd.Function):  # type: ignore[misc]
-    """What goes on of each step, one after the other."""
-
     @staticmethod
     def forward(ctx: Any, source: Tensor, spans: list[tuple[int, int, int]]) -> Tensor:
         ctx.shape, ctx.spans = source.shape, spans
@@ -63,7 +61,6 @@ class _Pack(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _pack(source: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-    """As `torch._VF._pack_padded_sequence`."""
     source = source.transpose(0, 1) if batch_first else source
     known = numbers(lengths)
     if known is None:
@@ -79,7 +76,6 @@ def _pack(source: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, T
 def _pad(
     data: Tensor, sizes: Tensor, batch_first: bool, value: float, total: int
 ) -> tuple[Tensor, Tensor]:
-    """As `torch._VF._pad_packed_sequence`."""
     counts = numbers(sizes) or [int(data.shape[0])]
     steps = max(len(counts), total)
     out = data.new_full((steps, counts[0], *data.shape[1:]), value)
@@ -97,16 +93,7 @@ def _pad(
     return (out.transpose(0, 1) if batch_first else out), torch.tensor(lengths)
 
 
-#: In the place of the functions of `torch._VF`, by name.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "_pack_padded_sequence": _pack,
-    "_pad_packed_sequence": _pad,
-}
-
-
 # ---- Recurrent ---------------------------------------------------------------------------
-
-# Recurrent networks as cuDNN runs them, on fake tensors.
 
 aten = torch.ops.aten
 
@@ -122,13 +109,13 @@ _CELLS = {0: (1, 1.0), 1: (1, 1.0), 2: (4, 4.0), 3: (5, 3.5)}
 
 
 def _weights_length(weights: list[Tensor], dtype: torch.dtype) -> int:
-    """Elements of the buffer in which cuDNN wants all weights, each aligned to 128 bytes."""
+    """Elements of cuDNN's weight buffer, each weight aligned to 128 bytes."""
     item = dtype.itemsize
     return sum(-(-w.numel() * item // 128) * 128 // item for w in weights)
 
 
-def _run(mode: str, args: tuple[Any, ...]) -> Any:
-    """`torch._VF.lstm` and its like: of a batch, or of a packed sequence."""
+def _run(mode: str, *args: Any) -> Any:
+    """`torch._VF.lstm` and the like, for a batch or a packed sequence."""
     data: Tensor = args[0]
     is_packed = isinstance(args[1], Tensor) and not isinstance(args[3], bool)
     if is_packed:
@@ -147,28 +134,16 @@ def _run(mode: str, args: tuple[Any, ...]) -> Any:
     width = weights[1].shape[1]
     projected = state.shape[-1] if state.shape[-1] != width else 0
     out = aten._cudnn_rnn(
-        data,
-        list(weights),
-        len(weights) // (layers * (2 if both else 1)),
-        _buffer_of(list(weights)),
-        state.contiguous(),
+        *(data, list(weights), len(weights) // (layers * (2 if both else 1))),
+        *(_buffer_of(list(weights)), state.contiguous()),
         None if cell is None else cell.contiguous(),
-        _MODES[mode],
-        width,
-        projected,
-        layers,
-        batch_first,
-        dropout,
-        train,
-        both,
-        lengths,
-        None,
+        *(_MODES[mode], width, projected, layers, batch_first, dropout, train, both, lengths, None),
     )
     return (out[0], out[1], out[2]) if mode == "lstm" else (out[0], out[1])
 
 
 class _Narrowed(torch.autograd.Function):  # type: ignore[misc]
-    """Weights as autocast wants them: copies of another type, in one buffer."""
+    """Weights cast by autocast, in one buffer."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -197,7 +172,6 @@ def flatten(module: Any) -> None:
 
 
 def _views(buffer: Tensor, weights: list[Tensor]) -> list[Tensor]:
-    """A view of a buffer for each weight, one after the other."""
     begin, found = 0, []
     for weight in weights:
         found.append(buffer.narrow(0, begin, weight.numel()).view(weight.shape))
@@ -206,7 +180,7 @@ def _views(buffer: Tensor, weights: list[Tensor]) -> list[Tensor]:
 
 
 def _buffer_of(weights: list[Tensor]) -> Tensor:
-    """The buffer that weights lie in, or a new one that they would be copied into."""
+    """The buffer that holds the weights, or a new one."""
     needed = _weights_length(weights, weights[0].dtype)
     first = weights[0].detach()
     if len({w.untyped_storage()._cdata for w in weights}) == 1:
@@ -214,15 +188,12 @@ def _buffer_of(weights: list[Tensor]) -> Tensor:
     return first.new_empty(needed)
 
 
-def _function(mode: str) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        return _run(mode, args)
-
-    return run
-
-
-#: In the place of the functions of `torch._VF`, by name.
-RECURRENT_FUNCTIONS: dict[str, Callable[..., Any]] = {mode: _function(mode) for mode in _MODES}
+#: Replacements in `torch._VF`, by name.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{mode: partial(_run, mode) for mode in _MODES},
+    "_pack_padded_sequence": _pack,
+    "_pad_packed_sequence": _pad,
+}
 
 
 @dataclass(frozen=True)
@@ -245,7 +216,6 @@ class _Shape:
 
 
 def _shape(args: Any) -> _Shape:
-    """Of the forward operator's arguments."""
     data, kind, width, projected, layers, both = (args[n] for n in (0, 6, 7, 8, 9, 13))
     places = data.numel() // max(data.shape[-1], 1) * data.element_size()
     directions = 2 if both else 1
@@ -254,31 +224,25 @@ def _shape(args: Any) -> _Shape:
     return _Shape(places * width * directions, layers, kept, gates, states)
 
 
-def _bytes(tensor: Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
-
-
 def as_forward(args: Any) -> tuple[Any, ...]:
     """The arguments of the backward operator in the order of the forward one."""
     return (*args[:6], *args[10:])
 
 
 def _is_turned(args: Any) -> bool:
-    """Whether batches come first, which cuDNN's kernels have second."""
+    """Whether the batch comes first; cuDNN wants it second."""
     return bool(args[10] and not args[14])
 
 
 def _turned_bytes(tensor: Tensor | None, args: Any) -> int:
-    """Bytes of the copy of what is not laid out step by step."""
     if tensor is None:
         return 0
-    seen = tensor.transpose(0, 1) if _is_turned(args) else tensor
-    return 0 if seen.is_contiguous() else _bytes(tensor)
+    by_step = tensor.transpose(0, 1) if _is_turned(args) else tensor
+    return 0 if by_step.is_contiguous() else tensor_bytes(tensor)
 
 
 def reserve_bytes(args: Any) -> tuple[int, int, int]:
-    """What cuDNN keeps for the backward pass: gates and states of each layer, and between
-    layers what was not dropped; likely, at least and at most. Measured for an LSTM."""
+    """The reserve for the backward pass: likely, least and most bytes, measured for an LSTM."""
     shape = _shape(args)
     mask = shape.each // args[0].element_size() // 8 if args[11] else 0
     between = shape.layers - 1
@@ -289,8 +253,7 @@ def reserve_bytes(args: Any) -> tuple[int, int, int]:
 
 
 def _workspace(args: Any) -> tuple[int, int, int]:
-    """What cuDNN takes while it runs: the gates of all layers, and some states; likely, at
-    least and at most."""
+    """The gates of all layers and some states: likely, least and most bytes."""
     shape = _shape(args)
     likely = int(shape.each * (shape.layers * shape.gates + 1.58))
     if not args[12]:
@@ -301,17 +264,17 @@ def _workspace(args: Any) -> tuple[int, int, int]:
 
 
 def takes(func: Any, args: Any) -> list[tuple[int, int, int]]:
-    """Bytes of what a call takes until its end: likely, least and most of each."""
+    """Likely, least and most bytes of each scratch request of a call."""
     given = args if func is aten._cudnn_rnn.default else as_forward(args)
     found = [_workspace(given)]
     copies = [_turned_bytes(args[0], given)]
     if func is aten._cudnn_rnn_backward.default:
         if args[7] is None:
-            # Zeros in the place of a gradient that nobody gave.
+            # Zeros for a missing gradient.
             copies.append(_shape(given).states)
         grad = _turned_bytes(args[7], given)
         # The gradient's copy is gone before those of the weights are made.
-        weights = sum(_bytes(w) for w in args[1]) if args[-1][3] else 0
+        weights = sum(tensor_bytes(w) for w in args[1]) if args[-1][3] else 0
         copies.append(max(grad - weights, 0))
     return [*found, *((n, n, n) for n in copies if n)]
 
@@ -352,7 +315,7 @@ def backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _cell(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A step of an LSTM's or a GRU's cell: states, and what the backward pass wants of gates."""
+    """An LSTM or GRU cell: states, and gates for the backward pass."""
     state = args[2]
     if func is aten._thnn_fused_lstm_cell.default:
         made = state.new_empty(state.shape), state.new_empty(state.shape)
@@ -363,9 +326,8 @@ def _cell(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _lstm_cell_backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     cell, gates, has_bias = args[2], args[4], args[5]
-    grads = gates.new_empty(gates.shape)
     bias = gates.new_empty(gates.shape[1:]) if has_bias else None
-    return grads, cell.new_empty(cell.shape), bias
+    return gates.new_empty(gates.shape), cell.new_empty(cell.shape), bias
 
 
 def _gru_cell_backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -376,7 +338,7 @@ def _gru_cell_backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return (*sides, grad.new_empty(grad.shape), *biases)
 
 
-#: In the place of operators that have no fake kernel, or one that lacks something.
+#: Operators without a complete fake kernel.
 REPLACED: dict[Any, Callable[..., Any]] = {
     aten._cudnn_rnn.default: forward,
     aten._cudnn_rnn_backward.default: backward,

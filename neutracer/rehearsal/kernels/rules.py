@@ -3,27 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from neutracer.rehearsal.cards import Card
 from neutracer.rehearsal.kernels import recurrent, scratch
-from neutracer.rehearsal.kernels.extensions import told
+from neutracer.rehearsal.kernels.extensions import registered_scratch
 from neutracer.rehearsal.kernels.scratch import Convolutions
+from neutracer.rehearsal.values import tensors_in
 
 # ---- Quiet -------------------------------------------------------------------------------
 
-# What an operator may take that no rule knows.
-
-#: Less than this is not worth a range.
+#: Bytes below which no range is kept.
 _LITTLE = 1 << 20
 
-#: Operators of PyTorch whose kernels for CUDA have nothing but their arguments and results; so has
-#: whatever works element by element, and what only looks at a tensor otherwise.
+#: Operators whose CUDA kernels need no scratch; pointwise operators and views need none either.
 _NAMES = """
     _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _amp_foreach_non_finite_check_and_unscale_
     _amp_update_scale_ _cudnn_rnn_flatten_weight _embedding_bag _fused_adagrad_ _fused_adam_
@@ -55,16 +52,9 @@ _NAMES = """
 _QUIET = frozenset(_NAMES.split())
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
+@cache
 def is_quiet(func: Any) -> bool:
-    """Whether an operator that no rule is about is known to take nothing besides its results."""
+    """Whether an operator without a rule is known to need no scratch."""
     if func.namespace in ("prim", "c10d", "_c10d_functional", "fsdp") or func.is_view:
         return True
     if torch.Tag.pointwise in func.tags or torch.Tag.view_copy in func.tags:
@@ -74,8 +64,7 @@ def is_quiet(func: Any) -> bool:
 
 
 def most_bytes(args: Any, result: Any) -> int:
-    """The most that an operator takes of which nothing is known: as much as the largest tensor
-    that it works on or gives, which is what a copy takes; 0 where that is too little to count.
+    """Upper bound for an unknown operator: its largest tensor, or 0 if that is negligible.
 
     Args:
         args: The operator's arguments.
@@ -83,7 +72,7 @@ def most_bytes(args: Any, result: Any) -> int:
     """
     sizes = [
         one.numel() * one.element_size()
-        for one in _tensors([args, result])
+        for one in tensors_in([args, result])
         if one.device.type == "cuda"
     ]
     most = max(sizes, default=0)
@@ -92,8 +81,6 @@ def most_bytes(args: Any, result: Any) -> int:
 
 # ---- Kernels -----------------------------------------------------------------------------
 
-# What kernels take besides their results, by the card.
-
 aten = torch.ops.aten
 
 _MIB = 1 << 20
@@ -101,18 +88,11 @@ _MIB = 1 << 20
 #: Bytes of cuDNN's random state for each multiprocessor.
 _DROPOUT_STATE = 49152
 
-#: Products of matrices. cuBLAS gets a workspace for each thread that calls it; autograd's is
-#: another thread than the program's.
+#: Matrix products. cuBLAS has a workspace per calling thread, and autograd has its own thread.
 _PRODUCTS = frozenset(
     {
-        aten.mm.default,
-        aten.addmm.default,
-        aten.bmm.default,
-        aten.baddbmm.default,
-        aten.addmv.default,
-        aten.mv.default,
-        aten.dot.default,
-        aten._grouped_mm.default,
+        *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default),
+        *(aten.addmv.default, aten.mv.default, aten.dot.default, aten._grouped_mm.default),
     }
 )
 
@@ -137,7 +117,7 @@ class Takes:
 
 
 class Kernels:
-    """What the kernels of a card take.
+    """Scratch memory of the kernels of a card.
 
     Attributes:
         card: The card.
@@ -149,10 +129,9 @@ class Kernels:
         self.uncertain: dict[str, tuple[int, int]] = {}
         self.convolutions = Convolutions(card)
         self._handles: set[tuple[str, bool, int]] = set()
-        self._quiet: dict[Any, bool] = {}
 
     def takes(self, func: Any, args: Any, kwargs: Any, result: Any, stream: int) -> Takes | None:
-        """What an operator takes besides its results; None is nothing.
+        """The scratch memory of an operator; None if it needs none.
 
         Args:
             func: The operator.
@@ -161,7 +140,7 @@ class Kernels:
             result: What it gave.
             stream: The stream that is current.
         """
-        registered = told(func, args, kwargs, result)
+        registered = registered_scratch(func, args, kwargs, result)
         if registered is not None:
             self._is_range(str(func).rpartition(".")[0], registered)
             return Takes(freed=tuple(registered))
@@ -182,11 +161,8 @@ class Kernels:
         return Takes(freed=tuple(freed)) if freed else None
 
     def _unknown(self, func: Any, args: Any, result: Any) -> Takes | None:
-        """What no rule is about: most likely nothing, at most a copy."""
-        quiet = self._quiet.get(func)
-        if quiet is None:
-            quiet = self._quiet[func] = is_quiet(func)
-        most = 0 if quiet else most_bytes(args, result)
+        """Without a rule: likely nothing, at most a copy."""
+        most = 0 if is_quiet(func) else most_bytes(args, result)
         if not most:
             return None
         freed = [(0, 0, most)]
@@ -194,7 +170,7 @@ class Kernels:
         return Takes(freed=tuple(freed))
 
     def _workspaces(self, func: Any, args: Any, stream: int) -> tuple[int, ...]:
-        """cuBLAS's and cuBLASLt's workspaces, at their first use in a thread and stream."""
+        """cuBLAS's and cuBLASLt's workspaces, at first use per thread and stream."""
         tensor = args[1] if isinstance(args[1], torch.Tensor) else args[0]
         if tensor.device.type != "cuda":
             return ()
@@ -211,14 +187,13 @@ class Kernels:
 
     @property
     def _blas_bytes(self) -> int:
-        """As `getChosenWorkspaceSize` in CUDABlas.cpp has it: ":4096:8" on Hopper and
-        datacentre Blackwell, ":4096:2:16:8" on others."""
+        # As `getChosenWorkspaceSize` in CUDABlas.cpp has it: ":4096:8" on Hopper and
+        # datacentre Blackwell, ":4096:2:16:8" on others.
         if self.card.capability in ((9, 0), (10, 0)):
             return 4096 * 8 * 1024
         return (4096 * 2 + 16 * 8) * 1024
 
     def _recurrent(self, func: Any, args: Any, stream: int) -> Takes | None:
-        """Workspace of a recurrent network, and once the state of its dropout."""
         if args[0].device.type != "cuda":
             return None
         kept = list(self._workspaces(func, args, stream))
@@ -231,7 +206,6 @@ class Kernels:
         return Takes(tuple(kept), tuple(found), "cuDNN workspace")
 
     def _is_range(self, name: str, found: list[tuple[int, int, int]]) -> None:
-        """Remember the least and the most of an operator that has a range."""
         low, high = sum(one[1] for one in found), sum(one[2] for one in found)
         if low != high:
             before = self.uncertain.get(name, (low, high))

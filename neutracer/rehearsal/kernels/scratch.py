@@ -21,10 +21,8 @@ from neutracer.rehearsal.cards import Card
 
 # ---- Reductions --------------------------------------------------------------------------
 
-# What PyTorch's reductions take when several blocks of threads work on one result.
-#
-# The rules are those of `setReduceConfig` and `ReduceConfig` in `ATen/native/cuda/Reduce.cuh`:
-# partial results lie in global memory, with a semaphore for each column of blocks.
+# `setReduceConfig` and `ReduceConfig` in `ATen/native/cuda/Reduce.cuh`: partial results lie in
+# global memory, with a semaphore per column of blocks.
 
 _MOST_THREADS = 512
 _WARP = 32
@@ -61,7 +59,7 @@ def _up(a: int, b: int) -> int:
 
 
 def _merged(dims: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(size, stride) of dimensions, the fastest first, with neighbours made one."""
+    """(size, stride) of dimensions, fastest first, contiguous neighbours merged."""
     found: list[tuple[int, int]] = []
     for size, stride in sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: dim[1]):
         if found and found[-1][0] * found[-1][1] == stride:
@@ -104,7 +102,7 @@ def partial_bytes(reduction: Reduction, card: Card) -> tuple[int, int]:
 def _output_vector(
     reduction: Reduction, kept: list[tuple[int, int]], reduced: list[tuple[int, int]]
 ) -> int:
-    """How many neighbouring results a thread makes."""
+    """Outputs per thread."""
     vector = 4
     numbers = [kept[0][0], *(stride for _, stride in (*kept[1:], *reduced))]
     while vector > 1 and any(number % vector for number in numbers):
@@ -120,7 +118,6 @@ def _launched(
     dims: tuple[int, int],
     counts: tuple[int, int],
 ) -> tuple[int, int]:
-    """The bytes of a launch: blocks as `set_block_dimension` makes them."""
     inputs, outputs = counts
     most = _MOST_THREADS // vector
     first, second = (_last_power(dim) if dim < most else most for dim in dims)
@@ -149,10 +146,7 @@ def _launched(
 
 # ---- Scratch -----------------------------------------------------------------------------
 
-# What PyTorch's own kernels take while they run, operator by operator.
-#
-# The rules are those of `ATen/native/cuda`, of PyTorch 2.11; each was held against a recording of
-# the operator on an H100. Sizes are in bytes.
+# Rules of `ATen/native/cuda` in PyTorch 2.11, each checked against a recording on an H100; bytes.
 
 aten = torch.ops.aten
 
@@ -164,20 +158,19 @@ Size = int | tuple[int, int, int]
 Rule = Callable[[Card, Any, Any, Any], Sequence[Size]]
 
 
-def _bytes(tensor: Tensor) -> int:
+def tensor_bytes(tensor: Tensor) -> int:
     return int(tensor.numel() * tensor.element_size())
 
 
 def copied(*tensors: Any) -> list[int]:
-    """Copies of what is not laid out one after the other."""
-    return [_bytes(one) for one in tensors if isinstance(one, Tensor) and not one.is_contiguous()]
+    """Bytes of a copy of each tensor that is not contiguous."""
+    return [
+        tensor_bytes(one) for one in tensors if isinstance(one, Tensor) and not one.is_contiguous()
+    ]
 
 
 def _rounded_up(a: int, b: int) -> int:
     return -(-a // b) * b
-
-
-# Reductions.
 
 
 def reduced(
@@ -199,33 +192,23 @@ def reduced(
     every = tuple(range(tensor.dim()))
     chosen = every if dims is None or (isinstance(dims, list | tuple) and not dims) else dims
     shape = tuple(tensor.shape)
-    wanted = Reduction(
-        shape,
-        tuple(tensor.stride()),
-        (chosen,) if isinstance(chosen, int) else tuple(chosen),
-        item,
-        own if partial is None else partial,
-        unrolled,
-    )
+    axes = (chosen,) if isinstance(chosen, int) else tuple(chosen)
+    each = own if partial is None else partial
+    wanted = Reduction(shape, tuple(tensor.stride()), axes, item, each, unrolled)
     return list(partial_bytes(wanted, card))
 
 
-def _sum(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    return reduced(card, args[0], args[1] if len(args) > 1 else None)
+def _reduction(at: int = 1, **options: int) -> Rule:
+    def rule(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
+        return reduced(card, args[0], args[at] if len(args) > at else None, **options)
+
+    return rule
 
 
-def _norm(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    return reduced(card, args[0], args[2] if len(args) > 2 else None)
-
-
-def _moments(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    # A partial result is a mean, a sum of squares, and two counts.
-    return reduced(card, args[0], args[1] if len(args) > 1 else None, partial=16, unrolled=2)
-
-
-def _extreme(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    dims = args[1] if len(args) > 1 else None
-    return reduced(card, args[0], dims, partial=16)
+_sum = _reduction()
+# A partial result is a value and its index.
+_extreme = _reduction(partial=16)
+_any = _reduction(partial=1)
 
 
 def _plain_extreme(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
@@ -233,36 +216,20 @@ def _plain_extreme(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[
     return reduced(card, args[0], dims, partial=args[0].element_size())
 
 
-def _any(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    return reduced(card, args[0], args[1] if len(args) > 1 else None, partial=1)
-
-
 def _loss(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    """A loss of each element, then its mean or sum."""
+    """Elementwise losses, then their mean or sum."""
     if not isinstance(result, Tensor) or result.dim() or not args[0].numel():
         return []
     shape = (args[0].numel(),)
     item = args[0].element_size()
     parts = partial_bytes(Reduction(shape, (1,), (0,), item, max(item, 4)), card)
-    return [_bytes(args[0]), *parts]
-
-
-# Attention.
+    return [tensor_bytes(args[0]), *parts]
 
 
 def _safe_softmax(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     source = args[0]
     rows = source.numel() // max(source.shape[args[1]], 1)
     return [source.numel(), rows, 4]
-
-
-def _softmax_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    # The product of gradient and output.
-    return [_bytes(args[0])]
-
-
-def _cudnn_forward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    return [256]
 
 
 def _cudnn_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
@@ -287,7 +254,7 @@ def _flash_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence
 
 
 def _efficient_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    """delta, then what gradients of queries are added up in; at the peak of both."""
+    """`delta`, then the accumulator of query gradients, at the larger peak."""
     query = args[1]
     batch, heads, length, width = query.shape
     delta = batch * heads * length * 4
@@ -301,17 +268,10 @@ def _efficient_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequ
     return [delta, workspace]
 
 
-# Indices.
-
-
 def _sorting(n: int, item: int = 8) -> Size:
-    """cub's memory for sorting n pairs: both again, and some counts."""
+    """cub's memory for sorting n pairs: a copy of both, and counts."""
     likely = 2 * item * n + 17920 + n // 4
     return likely, likely // 2, likely * 5 // 4
-
-
-def _embedding(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    return copied(args[1])
 
 
 def _embedding_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
@@ -344,10 +304,6 @@ def _index_put(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size
     return [*copied(values), *([8 * n] * 4), _sorting(n)]
 
 
-def _nonzero(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    return [1023, 4]
-
-
 def _sort(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     source = args[0]
     n = source.numel()
@@ -356,15 +312,8 @@ def _sort(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     return [8 * n, _sorting(n, 4)]
 
 
-# Normalisation.
-
-
-def _layer_norm(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    return copied(args[0])
-
-
-def _layer_norm_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    return copied(args[0], args[1])
+def _copies(*places: int) -> Rule:
+    return lambda card, args, kwargs, result: copied(*(args[place] for place in places))
 
 
 def _group_norm(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
@@ -387,52 +336,48 @@ def _cumulated(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size
     return [1023 + args[0].numel() // 100] if args[0].dim() == 1 else []
 
 
-def _ctc_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    # As much again as the forward pass has kept.
-    return [_bytes(args[6])]
+def _size_of(place: int) -> Rule:
+    return lambda card, args, kwargs, result: [tensor_bytes(args[place])]
 
 
 RULES: dict[Any, Rule] = {
-    aten._ctc_loss_backward.default: _ctc_backward,
-    aten._ctc_loss_backward.Tensor: _ctc_backward,
-    aten.sum.default: _sum,
-    aten.sum.dim_IntList: _sum,
-    aten.mean.default: _sum,
-    aten.mean.dim: _sum,
-    aten.linalg_vector_norm.default: _norm,
-    aten.var.correction: _moments,
-    aten.std.correction: _moments,
-    aten.var_mean.correction: _moments,
-    aten.max.dim: _extreme,
-    aten.min.dim: _extreme,
-    aten.argmax.default: _extreme,
-    aten.argmin.default: _extreme,
-    aten.max.default: _plain_extreme,
-    aten.min.default: _plain_extreme,
-    aten.amax.default: _plain_extreme,
-    aten.amin.default: _plain_extreme,
-    aten.any.default: _any,
-    aten.all.default: _any,
-    aten.any.dim: _any,
-    aten.all.dim: _any,
-    aten.mse_loss.default: _loss,
-    aten.smooth_l1_loss.default: _loss,
-    aten.huber_loss.default: _loss,
+    # Alpha, as the forward pass keeps it.
+    **dict.fromkeys((aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor), _size_of(6)),
+    **dict.fromkeys(
+        (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim), _sum
+    ),
+    aten.linalg_vector_norm.default: _reduction(2),
+    # A partial result is a mean, a sum of squares, and two counts.
+    **dict.fromkeys(
+        (aten.var.correction, aten.std.correction, aten.var_mean.correction),
+        _reduction(partial=16, unrolled=2),
+    ),
+    **dict.fromkeys(
+        (aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default), _extreme
+    ),
+    **dict.fromkeys(
+        (aten.max.default, aten.min.default, aten.amax.default, aten.amin.default), _plain_extreme
+    ),
+    **dict.fromkeys((aten.any.default, aten.all.default, aten.any.dim, aten.all.dim), _any),
+    **dict.fromkeys(
+        (aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default), _loss
+    ),
     aten._safe_softmax.default: _safe_softmax,
-    aten._softmax_backward_data.default: _softmax_backward,
-    aten._scaled_dot_product_cudnn_attention.default: _cudnn_forward,
+    # The product of gradient and output.
+    aten._softmax_backward_data.default: _size_of(0),
+    aten._scaled_dot_product_cudnn_attention.default: lambda *call: [256],
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
-    aten.embedding.default: _embedding,
+    aten.embedding.default: _copies(1),
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.index_put.default: _index_put,
     aten.index_put_.default: _index_put,
-    aten.nonzero.default: _nonzero,
+    aten.nonzero.default: lambda *call: [1023, 4],
     aten.sort.default: _sort,
     aten.cumsum.default: _cumulated,
-    aten.native_layer_norm.default: _layer_norm,
-    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.native_layer_norm.default: _copies(0),
+    aten.native_layer_norm_backward.default: _copies(0, 1),
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,
     aten._foreach_norm.Scalar: _foreach_norm,
@@ -441,8 +386,6 @@ RULES: dict[Any, Rule] = {
 
 # ---- Known -------------------------------------------------------------------------------
 
-# What kernels were measured to take: files of facts, one a card.
-
 SCHEMA = "neutracer.kernels/1"
 
 _ENVIRONMENT = "NEUTRACER_KERNELS"
@@ -450,7 +393,7 @@ _ENVIRONMENT = "NEUTRACER_KERNELS"
 
 @dataclass(frozen=True)
 class Facts:
-    """What was measured on one card.
+    """Measurements on one card.
 
     Attributes:
         card: The card's name.
@@ -471,7 +414,7 @@ class Facts:
         """From a file's text.
 
         Raises:
-            ValueError: It is no file of facts.
+            ValueError: The text is not a file of facts.
         """
         try:
             plain = json.loads(text)
@@ -482,15 +425,11 @@ class Facts:
                 str(key): tuple(int(n) for n in sizes)
                 for key, sizes in plain["convolutions"].items()
             }
-            return cls(
-                str(plain["card"]),
-                (int(major), int(minor)),
-                str(plain["torch"]),
-                int(plain["cudnn"]),
-                found,
-            )
+            capability = int(major), int(minor)
+            release, cudnn = str(plain["torch"]), int(plain["cudnn"])
+            return cls(str(plain["card"]), capability, release, cudnn, found)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"it lacks what a file of facts has: {error}") from None
+            raise ValueError(f"a field of the facts is missing or malformed: {error}") from None
 
     def to_text(self) -> str:
         """As a file."""
@@ -530,11 +469,10 @@ def convolution_key(
 
 
 def facts_for(card: Card) -> Facts:
-    """The facts of a card: of the file that NEUTRACER_KERNELS names, if it is of such a card, else
-    of those that come with neutracer.
+    """The facts of a card: NEUTRACER_KERNELS's if they match its capability, else the built-in.
 
     Raises:
-        ValueError: The file that is named can't be read.
+        ValueError: The file in NEUTRACER_KERNELS can't be read.
     """
     named = os.environ.get(_ENVIRONMENT)
     if named:
@@ -556,13 +494,9 @@ def facts_for(card: Card) -> Facts:
 
 # ---- Convolutions ------------------------------------------------------------------------
 
-# What cuDNN's convolutions take besides their results.
-#
-# cuDNN chooses an engine for each shape, and its kernels for tensor cores want channels last, a
-# multiple of some number of them. Measured on an H100 with cuDNN 9.19: where tensors are laid out
-# otherwise, the workspace is the copies that are, input, output and weights together; the gradient
-# of the weights takes some partial results more. How many is cuDNN's choice, and so is an engine
-# without copies: hence ranges.
+# cuDNN picks an engine per shape; its tensor-core kernels want aligned channels last. Measured on
+# an H100 with cuDNN 9.19: other layouts cost copies of input, output and weights, and the weight
+# gradient some partial results. The engine may also need no copies: hence ranges.
 
 #: How many channels a kernel's tensors are a multiple of.
 _ALIGNED = {torch.bfloat16: 8, torch.float16: 8, torch.float32: 4}
@@ -579,7 +513,7 @@ Range = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class _Shape:
-    """A convolution's tensors."""
+    """The tensors and options of a convolution."""
 
     source: Tensor
     weight: Tensor
@@ -591,18 +525,17 @@ class _Shape:
 
     @property
     def is_last(self) -> bool:
-        """Whether the input's channels are last in memory."""
         channels = self.source.shape[1]
         return bool(self.source.dim() > 2 and channels > 1 and self.source.stride(1) == 1)
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each channel is alone: PyTorch has kernels of its own for that."""
+        """Whether each channel is convolved alone, by a kernel of PyTorch."""
         return self.groups > 1 and self.groups == self.source.shape[1]
 
     @property
     def is_product(self) -> bool:
-        """Whether it is a product of matrices of each image, which needs no copies."""
+        """Whether it is one matrix product per image, without copies."""
         plain = all(n == 1 for n in (*self.weight.shape[2:], *self.stride))
         places = math.prod(self.source.shape[2:])
         item = self.source.element_size()
@@ -610,12 +543,11 @@ class _Shape:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether channels are as many as kernels want."""
         aligned = _ALIGNED.get(self.source.dtype, 1)
         return all(one.shape[1] % aligned == 0 for one in (self.source, self.output))
 
     def copied(self, tensor: Tensor, channel: int = 1) -> int:
-        """Bytes of a copy with a whole number of channels."""
+        """Bytes of a copy with its channels rounded up."""
         item = tensor.element_size()
         aligned = _ALIGNED.get(tensor.dtype, 1)
         channels = tensor.shape[channel]
@@ -623,7 +555,7 @@ class _Shape:
         return int(-(-channels // aligned) * aligned * rest * item)
 
     def padded(self) -> int:
-        """Bytes of copies of what lacks channels, where they are last already."""
+        """Bytes of copies that round up the channels of channels-last tensors."""
         whole = [self.copied(t) - t.numel() * t.element_size() for t in (self.source, self.output)]
         found = [
             self.copied(t) for t, n in zip((self.source, self.output), whole, strict=True) if n
@@ -631,7 +563,6 @@ class _Shape:
         return sum(found) + (self.copied(self.weight) if found else 0)
 
     def copies(self) -> int:
-        """Bytes of all copies."""
         if self.is_last:
             return self.padded()
         both = self.copied(self.source) + self.copied(self.output)
@@ -687,7 +618,6 @@ class Convolutions:
         return max((one[2] for one in found), default=0)
 
     def _measured(self, kind: str, source: Tensor, weight: Tensor, rest: Any) -> list[Range]:
-        """The workspaces of a convolution that was measured on such a card; else nothing."""
         if not self.facts.convolutions:
             return []
         sides = ["x".join(map(str, numbers)) for numbers in rest[:3]]
@@ -725,13 +655,10 @@ class Convolutions:
 
 
 def _shape(source: Tensor, weight: Tensor, output: Tensor, rest: Any) -> _Shape:
-    """Of the arguments from `stride` on."""
     return _Shape(source, weight, output, tuple(rest[0]), tuple(rest[1]), rest[5], rest[3])
 
 
 # ---- Learning ----------------------------------------------------------------------------
-
-# What this machine's card takes for kernels, measured by small real calls.
 
 #: Channels in and out, kernel, stride, padding, groups, side of the image: the convolutions of
 #: the usual networks for images.
@@ -755,7 +682,7 @@ _MASKS = ([True, True, False], [False, True, False])
 
 
 def _calls() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Names, as facts have them, and calls; a call's tensors are there before it."""
+    """Keys and calls; the tensors of a call exist before it runs."""
     for batch in _BATCHES:
         for dtype in _TYPES:
             for is_last in (False, True):
