@@ -223,7 +223,7 @@ def test_nothing_stays_switched_on(cells: list[dict[str, Any]]) -> None:
 def test_holders_are_listed_and_let_go(cells: list[dict[str, Any]]) -> None:
     assert "4 MiB kept by" in text_of(cells[16])
     assert "Out[16], _16, _" in text_of(cells[16])
-    assert "let go of" in text_of(cells[17])
+    assert "released from" in text_of(cells[17])
 
 
 def test_report_of_a_cell_is_pickled(cells: list[dict[str, Any]]) -> None:
@@ -262,7 +262,7 @@ def test_view_of_a_large_page_is_a_linked_file(
     link = page._repr_html_()
     (path,) = tmp_path.iterdir()
     assert f'<a href="{path.name}"' in link
-    assert "1.6 MB, more than the 1 MB" in link
+    assert "1.6 MB, more than the limit of 1 MB" in link
     assert path.read_text() == page.html
     assert page._repr_html_() == link
     assert len(list(tmp_path.iterdir())) == 1

@@ -412,7 +412,7 @@ def test_cpu_allocations_of_torch_are_followed() -> None:
     assert told["unmatched"] == 0
     assert told["last"] == told["allocated"] == told["reserved"]
     assert told["complete"] is False
-    assert told["what_if"].startswith("refused: this is the memory of the CPU")
+    assert told["what_if"].startswith("refused: this is CPU memory")
     if not told["refused"]:
         assert {"step", "forward"} <= set(told["names"])
         assert told["files"] == ["<string>"]

@@ -99,7 +99,7 @@ def test_the_json_beside_a_file_tells_explain_what_it_tells_what_if(tmp_path: Pa
     why = neutracer.explain(path)
     assert (why.limit_bytes, why.limit_is_guess) == (2048 * MIB, False)
     assert why.capacity_bytes == TOTAL
-    assert "below a limit of its own" in " ".join(neutracer.what_if(path, "").notes)
+    assert "PyTorch limited this process" in " ".join(neutracer.what_if(path, "").notes)
     assert neutracer.explain(neutracer.load(path)).to_dict() == why.to_dict()
     guessed = neutracer.explain(_bytes("frag_default"))
     assert (guessed.limit_bytes, guessed.limit_is_guess) == (2048 * MIB, True)

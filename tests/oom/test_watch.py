@@ -474,7 +474,7 @@ def test_another_allocator_is_said_in_one_sentence(fake, tmp_path):
         error = fake.module.OutOfMemoryError("Allocation on device 0: out of memory")
         if HAS_NOTES:
             (note,) = notes_of(error)
-            assert "uses the allocator cudaMallocAsync" in note
+            assert "this program's allocator, cudaMallocAsync" in note
             assert "\n" not in note
             assert watch.seen == 1
     assert watch.reports == ()
