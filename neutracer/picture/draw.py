@@ -555,12 +555,10 @@ def _columns(panel: _Panel, figure: Any) -> int:
 
 
 def _ends_early(panel: _Panel) -> bool:
-    """Another scene is visibly longer."""
     return bool(panel.x[1] - panel.scene.view[1] > (panel.x[1] - panel.x[0]) / 100)
 
 
 def _key_lines(panels: list[_Panel]) -> list[str]:
-    """The legend of the maps' marks."""
     words = [
         "blue: blocks",
         "sand: reserved, not allocated",
@@ -662,7 +660,6 @@ def _map(
     palette: Palette,
     first: bool,
 ) -> Any:
-    """The addresses over time."""
     scene, planes = panel.scene, panel.planes
     assert planes is not None
     axes = figure.add_axes(_box(figure, panel.left, bottom, panel.width, _MAP), label="map")
@@ -875,7 +872,6 @@ def _runs(first: Any, last: Any, segment_first: Any, segment_last: Any) -> Any:
 
 
 def _pixels(scene: Scene, frames: Frames, scale: Any, palette: Palette) -> Any:
-    """The frames as columns, RGBA."""
     ranges = scene.ranges or [(0, 1, 0)]
     low = ranges[0][0]
     height = ranges[-1][0] + ranges[-1][1] - low

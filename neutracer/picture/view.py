@@ -375,7 +375,6 @@ def page_rules() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for."""
     if isinstance(value, re.Pattern):
         flags = "i" if value.flags & re.IGNORECASE else ""
         # JavaScript wants these escaped where Unicode counts, and nothing else.
@@ -532,7 +531,6 @@ def _page(
 
 
 def _made(title: str, payloads: str, origin: str, dark: bool | None = None) -> PageView:
-    """A page with what is in it."""
     worker = bundle("worker.js")
     if "</" in worker or "<!--" in worker:
         raise ValueError("the worker's program can't hold '</'")
@@ -583,7 +581,6 @@ def _told_rules(snap: Snapshot, device: int) -> list[tuple[int, int]]:
 
 
 def _bounded(focus: tuple[int, int], events: int) -> tuple[int, int]:
-    """A focus within the trace."""
     first, last = max(focus[0], 0), min(focus[1], events - 1)
     if first > last:
         raise ValueError(f"the trace has no event in {first} .. {last}")
