@@ -440,13 +440,11 @@ def draw_difference(strip: Any, before: Scene, after: Scene, palette: Palette) -
 
 # ---- Draw --------------------------------------------------------------------------------
 
-# All in inches.
-_LEFT, _RIGHT, _BETWEEN, _TOP = 0.95, 1.4, 0.42, 1.0
+_LEFT, _RIGHT, _BETWEEN, _TOP = 0.95, 1.4, 0.42, 1.0  # inches, as all below
 _STRIP, _GAP, _MAP, _AXIS = 1.1, 0.14, 4.6, 0.55
 _WIDE, _HALF = 9.9, 6.3
 _NOTE = 0.19
-# Room of a character of a note.
-_CHARACTER = 0.063
+_CHARACTER = 0.063  # of a note
 
 # The least notable rise of the unused share.
 _NOTEWORTHY = 0.05

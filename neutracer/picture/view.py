@@ -341,11 +341,8 @@ def _note(note: Note) -> str:
 
 # ---- Rules -------------------------------------------------------------------------------
 
-# What the page's program must know of neutracer, as plain data: whose files are whose, what
-# frames say, what files are taken for snapshots, the names of categories and steps.
-#
-# The page opens files where there is no Python. What these rules say is said once, in the
-# modules that have them; `origins.js` and `feed.js` apply them.
+# neutracer's rules as plain data: owners of files, meanings of frames, formats, names of categories
+# and steps. The page works without Python, where `origins.js` and `feed.js` apply them.
 
 
 @lru_cache(maxsize=1)
@@ -390,11 +387,6 @@ def _plain(value: Any) -> Any:
 
 
 # ---- View --------------------------------------------------------------------------------
-
-# `neutracer.view`: a snapshot as one page that needs nothing else and loads nothing.
-#
-# The page holds the core as WebAssembly, and opens any other snapshot as well; what only
-# Python finds is plain data in it.
 
 # The core for the page; tools/wasm builds it.
 _CORE = _FOLDER / "core.wasm"
