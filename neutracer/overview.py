@@ -408,7 +408,6 @@ def oddities(
 
 
 def _of_host(host: Snapshot) -> str:
-    """The host's pinned memory, as a sentence."""
     stats = host.memory_stats(0)
     reserved, used = (stats[f"{one}_bytes.all.current"] for one in ("reserved", "active"))
     most = host.timeline(0).peak("reserved").bytes
@@ -517,7 +516,6 @@ def failure_findings(
 
 
 def _main(snap: Snapshot, timeline: Timeline, event: int, facts: OomFacts | None) -> Verdict | None:
-    """The main verdict; None for an inconsistent trace."""
     from neutracer.oom.explain import explained
 
     try:
@@ -885,7 +883,6 @@ def overview(
 
 
 def _entry(snap: Snapshot, number: int) -> tuple[DeviceOverview, tuple[Finding, ...]]:
-    """A device, and the findings on its fragmentation."""
     fragmentation = device_fragmentation(snap, number)
     whole = after_caveats(fragmentation, snap, device=number)
     return device_overview(snap, number, whole), fragmentation.findings

@@ -602,7 +602,6 @@ class Baseline:
 
 
 def _function(place: str) -> str:
-    """A place without its line."""
     return re.sub(r":\d+", "", place)
 
 
@@ -826,7 +825,6 @@ class Measuring:
         )
 
     def _keep(self, item: pytest.Item, now: Measured) -> None:
-        """Attach the figures to the test's report."""
         if now.peak_bytes or now.fixture_bytes:
             for name in ("peak", "left", "fixture"):
                 value = getattr(now, f"{name}_bytes")
@@ -949,5 +947,4 @@ def _stop(item: pytest.Item) -> None:
 
 
 def _device(now: Measured) -> str:
-    """The name of the device in baselines."""
     return f"{now.rehearsed}, rehearsed" if now.rehearsed else device_name(now.device)

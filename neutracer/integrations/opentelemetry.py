@@ -59,7 +59,6 @@ def instrument(monitor: neutracer.MemoryMonitor, meter_provider: Any = None) -> 
 
 
 def _named(name: str) -> tuple[str, str]:
-    """A gauge's name without its unit, and the unit."""
     for ending, unit in (("_bytes_per_second", "By/s"), ("_bytes", "By"), ("_ratio", "1")):
         if name.endswith(ending):
             bare = name if ending == "_ratio" else name.removesuffix(ending)

@@ -54,7 +54,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _measure(config: pytest.Config) -> None:
-    """Have tests measured, once."""
     if not config.pluginmanager.has_plugin("neutracer-measuring"):
         from neutracer.integrations.measuring import Measuring
 

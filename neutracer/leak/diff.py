@@ -302,7 +302,6 @@ def saved_report(source: object) -> SavedReport | None:
 
 
 def _is_json(path: str | os.PathLike[str]) -> bool:
-    """Check if a file begins like neutracer's JSON."""
     if not os.path.isfile(path) or os.path.getsize(path) > _MOST_BYTES:
         return False
     with open(path, "rb") as file:
@@ -311,7 +310,6 @@ def _is_json(path: str | os.PathLike[str]) -> bool:
 
 
 def _checked(plain: Any, name: str) -> SavedReport:
-    """The report, after validation."""
     schema = str(plain.get("schema", "")) if isinstance(plain, Mapping) else ""
     if not schema.startswith(_SCHEMA):
         raise SnapshotError(

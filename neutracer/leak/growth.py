@@ -235,7 +235,6 @@ def snapshot_growth(
 
 
 def _held(shot: Snapshot, device: int) -> dict[tuple[Frame, ...], tuple[int, int]]:
-    """Allocated bytes and blocks by stack."""
     sums: dict[tuple[Frame, ...], tuple[int, int]] = {}
     for frames, nbytes in allocated_blocks(shot, device):
         held, count = sums.get(frames, (0, 0))
@@ -403,7 +402,6 @@ def _falls_back(seen: Observed) -> Verdict:
 
 
 def _besides(seen: Observed) -> Verdict | None:
-    """A verdict from the other series, or None."""
     outside, cached = seen.outside, seen.cached
     whole = seen.live.level if cached is None else cached.level
     if outside is not None and _settled(outside, whole + outside.level):

@@ -304,7 +304,6 @@ def time_steps(
 
 
 def _at_times(times: Sequence[int], steps: Sequence[int]) -> list[int]:
-    """The first item at or after each time."""
     try:
         return sorted({bisect_left(times, at) for at in steps if at <= times[-1]})
     except TypeError:
@@ -418,7 +417,6 @@ def _of_columns(
     steps: Sequence[int] | None,
     capacity: int | None,
 ) -> Observed:
-    """Series by their names."""
     known = {name: _any_of(source, names) for name, names in _COLUMNS.items()}
     if known["allocated"] is None:
         raise ValueError(f"no series 'allocated' among {', '.join(map(str, source)) or 'none'}")

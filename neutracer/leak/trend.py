@@ -120,7 +120,6 @@ def findings_of(
 
 
 def _to_be_sure(seen: Observed) -> tuple[Note, ...]:
-    """Advice for a verdict "unknown"."""
     unit = seen.unit
     if seen.timeline is None and seen.live.is_in_doubt:
         return (Note(_more(unit)), _WITH_LINES)
@@ -243,7 +242,6 @@ def _advice(
 
 
 def _to_keep(device: int, shows_graph: bool) -> str:
-    """Advice on kept tensors for a device."""
     if device == PINNED:
         return _PINNED
     if device == CPU:
@@ -541,7 +539,6 @@ def _report(
 def _survivors(
     seen: Observed, verdict: Verdict, shots: Sequence[Snapshot], device: int | None
 ) -> Survivors:
-    """The growing stacks, if known."""
     if verdict.kind not in ("leak", "cycle_garbage"):
         return Survivors()
     if seen.timeline is not None:
@@ -554,7 +551,6 @@ def _survivors(
 def _with_holders(
     seen: Observed, verdict: Verdict, survivors: Survivors, is_monitor: bool, live: bool | None
 ) -> Survivors:
-    """The survivors, with their holders if requested."""
     kinds = ("leak", "growing", "cycle_garbage")
     if verdict.kind not in kinds or live is False:
         return survivors if verdict.kind in kinds else Survivors()

@@ -419,7 +419,6 @@ class _Listener(socketserver.ThreadingMixIn, WSGIServer):
 
 
 def _refuse(request: Any) -> None:
-    """Send a 503, without blocking."""
     with contextlib.suppress(OSError):
         request.setblocking(False)
         request.sendall(_REFUSAL)
@@ -624,7 +623,6 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
     def _probed(
         self, core: Any, names: list[str], devices: tuple[int, ...], rows: list[Any]
     ) -> Iterator[Any]:
-        """The probed figures."""
         for name, text, ask in (
             ("largest_free_bytes", "The largest free block.", self.probes.largest_free),
             ("garbage_bytes", "Bytes only a garbage collection would free.", self.probes.garbage),

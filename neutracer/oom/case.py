@@ -256,7 +256,6 @@ class Room:
 
     @cached_property
     def _kept_back(self) -> dict[int, int]:
-        """Sizes of these segments, by row."""
         if not self.failure.happened:
             return {}
         places = self._places
@@ -272,7 +271,6 @@ class Room:
 
     @cached_property
     def _places(self) -> dict[int, _Place]:
-        """The device's segments, by row."""
         names = (
             *("device", "pool_first", "pool_second", "stream", "segment_type", "is_expandable"),
             *("address", "total_size", "block_first", "block_count"),
@@ -370,7 +368,6 @@ class Room:
         return self._freed(())
 
     def _freed(self, freed: Collection[int]) -> tuple[int, int]:
-        """With some blocks free."""
         gone = freed if isinstance(freed, (set, frozenset, dict)) else frozenset(freed)
         largest = whole = 0
         for place in self._places.values():
@@ -384,19 +381,16 @@ class Room:
 
     @property
     def _need(self) -> int:
-        """What new memory the request takes where no hole serves it."""
         if self.is_expandable:
             return -(-self.failure.size // self._page) * self._page
         return self.segment
 
     @cached_property
     def _columns(self) -> tuple[memoryview, memoryview, memoryview]:
-        """State, size and address of the blocks."""
         codes = self.blocks.codes
         return codes("state"), codes("size"), codes("address")
 
     def _runs(self, place: _Place, gone: Collection[int]) -> Iterator[tuple[int, int]]:
-        """The free runs of a segment's blocks: size and address."""
         part = slice(place.first, place.end)
         size = begin = 0
         for state, nbytes, address in zip(*(one[part] for one in self._columns), strict=True):
@@ -413,7 +407,6 @@ class Room:
 
 
 def _given_back(place: _Place, runs: list[tuple[int, int]]) -> int:
-    """What the allocator gives back of a segment before it fails."""
     if place.page:
         # The ranges of an expandable segment begin at a page.
         whole = 0
@@ -539,7 +532,6 @@ class Case:
 
     @property
     def _asks_again(self) -> bool:
-        """Whether the line that asked holds others that it made in the same step."""
         event, timeline, rounds = self.failure.event, self.timeline, self.rounds
         if event is None or timeline is None or rounds is None:
             return False

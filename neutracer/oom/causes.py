@@ -91,7 +91,6 @@ def settings_advice(
 
 
 def _replayed(snap: Snapshot, device: int, event: int, budget: Budget) -> SettingsAdvice | None:
-    """What a replay advises; None where it can't be trusted."""
     try:
         replayer = _replayer(snap, device, budget)
         if not replayer.check.is_exact:
@@ -141,7 +140,6 @@ def _setting(text: str) -> str:
 
 
 def _without_rounding(snap: Snapshot) -> str | None:
-    """The settings without what rounds requests up; None where nothing does."""
     own = _parts(str(snap.settings_in_force["text"]))
     if own.pop("roundup_power2_divisions", None) is None:
         return None
@@ -149,13 +147,11 @@ def _without_rounding(snap: Snapshot) -> str | None:
 
 
 def _parts(text: str) -> dict[str, str]:
-    """The settings of a text by name; a list in brackets is one value."""
     pieces = re.findall(r"([a-z_0-9]+):(\[[^\]]*\]|[^,]*)", text)
     return dict(pieces)
 
 
 def _candidates(snap: Snapshot, is_limited: bool) -> list[list[str]]:
-    """Settings to try, those of one kind together, on top of what is set."""
     own = _parts(str(snap.settings_in_force["text"]))
     is_expandable = bool(snap.settings_in_force["expandable_segments"])
     kinds: list[list[dict[str, str]]] = []
@@ -293,7 +289,6 @@ def _free_text(case: Case, free: int, headroom: int) -> str:
 
 
 def _pins(case: Case) -> list[Note]:
-    """Who keeps segments with free bytes in them from being given back."""
     room, kept = case.room, []
     for row, _, free, _, _, pin in room.fragment.segments():
         segment = room.segments[row]
@@ -356,7 +351,6 @@ def _garbage(case: Case) -> tuple[int, tuple[Note, ...]]:
 
 
 def _garbage_places(case: Case) -> list[Note]:
-    """Who made the garbage whose addresses are known."""
     return [
         Note(f"{format_bytes(nbytes)} in {format_count(count, 'block')} made by", place)
         for place, nbytes, count in case.garbage_made[:_TOLD]
@@ -462,7 +456,6 @@ def unreasonable_request(case: Case) -> Verdict | None:
 
 
 def _shape_texts(size: int) -> list[str]:
-    """What tensor it may be: PyTorch rounded its size up to 512 bytes."""
     for width, dtype in _ELEMENTS:
         side = isqrt(size // width)
         if 0 <= size - side * side * width < 512:
@@ -515,7 +508,6 @@ def non_torch(case: Case) -> Verdict | None:
 
 
 def _avoidable(taken: int, others: int) -> int:
-    """What need not be there."""
     others = min(others, taken)
     beyond = taken - others - _CONTEXT
     return others + (beyond if beyond >= _LEAST_OTHERS else 0)
@@ -638,7 +630,6 @@ def cache_growth(case: Case) -> Verdict | None:
 
 
 def _piled_up(case: Case) -> Growth | None:
-    """The growth, where it is worth telling and not what garbage holds."""
     growth = case.growth
     if growth is None or growth.bytes < least_worth(case.failure.size):
         return None
@@ -967,7 +958,6 @@ def _new_holders(case: Case) -> list[_New]:
 
 
 def _share_that_fits(case: Case, demand: Demand) -> float:
-    """How much of the failing step there is room for."""
     usable = _CAREFUL * case.usable - demand.floor
     expected = demand.expected + demand.rise * demand.steps
     return round(max(min(usable / expected, _CAREFUL), 0.01), 3)
@@ -990,7 +980,6 @@ def too_little(case: Case) -> Verdict:
 
 
 def _by_category(case: Case) -> tuple[list[Note], list[Note], Remedy | None]:
-    """What holds most, and what to do about it."""
     room, budget = case.room, case.room.budget
     live, more = format_bytes(room.allocated), format_bytes(case.failure.size)
     evidence = [Note(f"{live} were in use, and {more} more were requested.")]
@@ -1052,7 +1041,6 @@ def _remedy(case: Case, action: str) -> Remedy:
 
 
 def _first_share(case: Case) -> float:
-    """Where to begin."""
     to_stay = 4 * case.categories.get("parameter", 0)
     share = _UNKNOWN_SHARE * max(1 - to_stay / max(case.usable, 1), _LEAST_SHARE)
     return round(share / 2 if case.phase.name == "forward" else share, 3)
@@ -1131,7 +1119,6 @@ def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
 
 
 def _is_much(case: Case) -> bool:
-    """Whether what grows has taken a good part of what there is."""
     growth = case.growth
     return growth is not None and case.still_grows and growth.bytes >= _MUCH * case.usable
 
@@ -1166,7 +1153,6 @@ def _with_headroom(case: Case, verdict: Verdict) -> Verdict:
 
 
 def _told(demand: Demand, left: int, steps: int | None, growth: int) -> tuple[Note, ...]:
-    """How far the program comes without a cause that is not all."""
     if left < 0:
         missing = format_bytes(-left)
         return (Note(f"Without it the {demand.unit} would still lack {missing} to its end."),)
@@ -1177,7 +1163,6 @@ def _told(demand: Demand, left: int, steps: int | None, growth: int) -> tuple[No
 
 
 def _gives(case: Case, verdict: Verdict) -> int:
-    """The bytes that the removal of a cause gives."""
     room = case.room
     if verdict.kind == "fragmentation":
         return case.gives_settings
@@ -1192,7 +1177,6 @@ def _gives(case: Case, verdict: Verdict) -> int:
 
 
 def _growth_without(case: Case, verdict: Verdict) -> int:
-    """What each step leaves behind once the cause is gone."""
     growth = case.growth
     if growth is None or not case.still_grows or verdict.kind in ("leak", "cache_growth"):
         return 0

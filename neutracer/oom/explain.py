@@ -144,7 +144,6 @@ def _spared(demand: Demand, share: float) -> int:
 
 
 def _checkpointed(case: Case) -> int:
-    """What checkpointing every few of n layers saves of the activations."""
     timeline = case.timeline
     activations = case.categories.get("activation", 0)
     if timeline is None or not timeline.passes.backward or not activations:
@@ -318,7 +317,6 @@ def _request(why: ExplainReport) -> KeyValues:
 
 
 def _whole_step(why: ExplainReport) -> tuple[Table, ...]:
-    """Whether the step would fit, with each remedy."""
     step = why.step
     if step is None:
         return ()
@@ -339,7 +337,6 @@ def _whole_step(why: ExplainReport) -> tuple[Table, ...]:
 
 
 def _where(why: ExplainReport) -> Table:
-    """Where the device's memory was."""
     hole = format_bytes(why.largest_hole_bytes)
     usable = f"largest usable hole {hole}" if why.largest_hole_bytes else "in no usable hole"
     rows: list[tuple[Cell, ...]] = [
@@ -524,7 +521,6 @@ def _asked(
     event: int | None,
     request: int | str,
 ) -> Failure:
-    """The request that may fail."""
     nbytes = asked_bytes("request", request)
     if event is None and not end_is_known(snap, device):
         raise ValueError(
@@ -540,7 +536,6 @@ def _asked(
 def _failed(
     snap: Snapshot, device: int, ooms: tuple[int, ...], event: int | None, facts: OomFacts
 ) -> Failure:
-    """The request that failed."""
     if event is not None and event not in ooms:
         those = ", ".join(map(str, ooms[:8])) + (", …" if len(ooms) > 8 else "")
         count = "one" if len(ooms) == 1 else f"{len(ooms):,}"
@@ -618,7 +613,6 @@ def _reserved(snap: Snapshot, device: int, timeline: Timeline | None, at: int | 
 
 
 def _notes(snap: Snapshot, case: Case) -> list[str]:
-    """What can't be known, a sentence each."""
     notes, failure, budget = [], case.failure, case.room.budget
     if case.timeline is None:
         notes.append("No history was recorded: who holds what, and since when, is not known.")

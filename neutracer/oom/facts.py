@@ -376,7 +376,6 @@ def budget_of(
 def _device_free(
     snap: Snapshot, device: int, failure: Failure, facts: OomFacts, reserved: int
 ) -> int | None:
-    """What the device had left."""
     timeline = snap.timeline(device)
     if failure.event is not None:
         return int(timeline.events[failure.event].device_free)
@@ -388,7 +387,6 @@ def _device_free(
 
 
 def _known_limit(snap: Snapshot, device: int) -> int | None:
-    """The roundest limit that the trace's failures allow, where they show one."""
     facts = snap.timeline(device).program.facts()
     if facts["is_device"] or facts["limit_high"] is None:
         return None
@@ -398,7 +396,6 @@ def _known_limit(snap: Snapshot, device: int) -> int | None:
 def _guessed_limit(
     snap: Snapshot, device: int, failure: Failure, reserved: int, segment: int
 ) -> int:
-    """The roundest limit under which what succeeded succeeds, and this fails."""
     timeline = snap.timeline(device)
     before = timeline.reserved[: (failure.event or 0) + 1]
     low = max(max(before, default=reserved), reserved)
@@ -413,7 +410,6 @@ def _guessed_limit(
 
 
 def _sharpened(limit: int, reserved: int, segment: int, free: int | None) -> int:
-    """A limit in two decimals, within what the failure says of it."""
     if free is None or free < segment:
         return limit
     return min(max(limit, reserved), reserved + segment - 1)

@@ -91,7 +91,6 @@ def rounds_before(timeline: Timeline, event: int) -> Rounds | None:
 
 
 def _after_training(timeline: Timeline, begins: Sequence[int], event: int) -> Rounds | None:
-    """The rounds of what follows the last real step, without a backward pass."""
     lengths = sorted(end - begin for begin, end in pairwise(begins))
     if event - begins[-1] <= lengths[len(lengths) // 2] or not timeline.passes.backward:
         return None
@@ -123,7 +122,6 @@ def _rounds(timeline: Timeline, first: int, event: int) -> tuple[int, ...]:
 
 
 def _are_alike(edges: Sequence[int]) -> bool:
-    """Whether what lies between these events is about as long each time."""
     lengths = [end - begin for begin, end in pairwise(edges)]
     return max(lengths) <= _UNLIKE * sorted(lengths)[len(lengths) // 2]
 
@@ -265,7 +263,6 @@ def graph_keeper(snap: Snapshot, timeline: Timeline, rounds: Rounds, event: int)
 
 
 def _parameters(timeline: Timeline, event: int) -> int:
-    """The bytes of the parameters that are there when an event comes."""
     rows, codes = timeline.allocations, timeline.categories.codes
     columns = [rows.codes(name) for name in ("alloc_event", "free_event", "size")]
     return sum(
@@ -471,7 +468,6 @@ def rises(values: Sequence[int]) -> bool:
 
 
 def _churns(timeline: Timeline, begins: Sequence[int]) -> bool:
-    """Whether most steps but the first and the last free something."""
     freed = timeline.events.find("action", "free_completed")
     inner = list(pairwise(begins[1:]))
     churning = sum(bisect_left(freed, begin) < bisect_left(freed, end) for begin, end in inner)
@@ -559,7 +555,6 @@ def _grower(
 
 
 def _ends(held: Sequence[int]) -> list[int]:
-    """The steps at whose beginning a series has lost most of what it had."""
     return [at for at, (a, b) in enumerate(pairwise(held), 1) if b < _LET_GO * a]
 
 
@@ -735,7 +730,6 @@ def _ratios(
 def _same_point(
     step: Sequence[int], stacks: Sequence[int], stack: int, nth: int, again: int
 ) -> int | None:
-    """The event of a step that a request of another step corresponds to."""
     if nth < len(step) and stacks[step[nth]] == stack:
         return step[nth]
     if stack == NONE:
@@ -834,7 +828,6 @@ def _without_stack(timeline: Timeline | None) -> Phase:
 
 
 def _stacks(timeline: Timeline) -> Iterator[tuple[Frame, ...]]:
-    """The stacks of the trace, each once."""
     first: dict[int, int] = {}
     for event, code in enumerate(timeline.events.codes("stack")):
         first.setdefault(code, event)
@@ -842,14 +835,12 @@ def _stacks(timeline: Timeline) -> Iterator[tuple[Frame, ...]]:
 
 
 def _trains(timeline: Timeline) -> bool:
-    """Whether any stack of the trace is of a backward pass or an optimizer."""
     return any(role_of(stack) in (*_BACKWARD, *_OPTIMIZES) for stack in _stacks(timeline))
 
 
 def _forward_or_inference(
     role: Role, timeline: Timeline | None, event: int | None, grad_enabled: bool | None
 ) -> Phase:
-    """Of a request inside of a module, or of the program's own lines."""
     in_module = role is Role.MODULE
     if in_module and grad_enabled is not None:
         if grad_enabled:

@@ -224,7 +224,6 @@ def _tensors(frame: FrameType | None) -> tuple[str, ...]:
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:
-    """The variables of a running function or module."""
     if frame.f_code.co_name == "<module>":
         return frame.f_globals
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
@@ -345,7 +344,6 @@ class _Work:
             self._spent[what] = time.monotonic() - begin
 
     def _take(self) -> bytes | Snapshot:
-        """PyTorch's own dump; where it records nothing and the hooks do, theirs."""
         torch = sys.modules["torch"]
         now = hooks.state()
         follows = now is not None and now.active and now.backend == "cuda"
@@ -772,7 +770,6 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
         self._notes[threading.get_ident()] = _Note(told, text, is_native)
 
     def _note(self, message: str) -> str | None:
-        """The note for the exception that is being made, with PyTorch's message."""
         thread = threading.get_ident()
         # A backward pass runs out on a thread of C++, and raises on the one that called it.
         native = [one for one, note in list(self._notes.items()) if note.is_native]
@@ -785,7 +782,6 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
         return self._untold(message)
 
     def _untold(self, message: str) -> str | None:
-        """What can be said where another allocator than PyTorch's ran out."""
         torch = torch_with_cuda()
         if "out of memory" not in message or not torch.cuda.is_initialized():
             return None

@@ -74,7 +74,6 @@ def draw_fragmentation(scene: Scene, event: int | None, palette: Palette) -> Any
 
 
 def _judged(scene: Scene) -> Severity:
-    """The report's worst finding on fragmentation."""
     report = fragmentation_report(scene.snapshot, device=scene.timeline.device)
     kinds = ("fragmentation", "fragmentation_peak")
     found = [one.severity for one in report.findings if one.kind in kinds]

@@ -440,13 +440,11 @@ def draw_difference(strip: Any, before: Scene, after: Scene, palette: Palette) -
 
 # ---- Draw --------------------------------------------------------------------------------
 
-# All in inches.
-_LEFT, _RIGHT, _BETWEEN, _TOP = 0.95, 1.4, 0.42, 1.0
+_LEFT, _RIGHT, _BETWEEN, _TOP = 0.95, 1.4, 0.42, 1.0  # inches, as all below
 _STRIP, _GAP, _MAP, _AXIS = 1.1, 0.14, 4.6, 0.55
 _WIDE, _HALF = 9.9, 6.3
 _NOTE = 0.19
-# Room of a character of a note.
-_CHARACTER = 0.063
+_CHARACTER = 0.063  # of a note
 
 # The least notable rise of the unused share.
 _NOTEWORTHY = 0.05
@@ -555,12 +553,10 @@ def _columns(panel: _Panel, figure: Any) -> int:
 
 
 def _ends_early(panel: _Panel) -> bool:
-    """Another scene is visibly longer."""
     return bool(panel.x[1] - panel.scene.view[1] > (panel.x[1] - panel.x[0]) / 100)
 
 
 def _key_lines(panels: list[_Panel]) -> list[str]:
-    """The legend of the maps' marks."""
     words = [
         "blue: blocks",
         "sand: reserved, not allocated",
@@ -662,7 +658,6 @@ def _map(
     palette: Palette,
     first: bool,
 ) -> Any:
-    """The addresses over time."""
     scene, planes = panel.scene, panel.planes
     assert planes is not None
     axes = figure.add_axes(_box(figure, panel.left, bottom, panel.width, _MAP), label="map")
@@ -875,7 +870,6 @@ def _runs(first: Any, last: Any, segment_first: Any, segment_last: Any) -> Any:
 
 
 def _pixels(scene: Scene, frames: Frames, scale: Any, palette: Palette) -> Any:
-    """The frames as columns, RGBA."""
     ranges = scene.ranges or [(0, 1, 0)]
     low = ranges[0][0]
     height = ranges[-1][0] + ranges[-1][1] - low

@@ -132,7 +132,6 @@ def _sources(
 def _titles(
     sources: list[Snapshot | SnapshotSource | Outcome], title: str | tuple[str, str] | None
 ) -> list[str]:
-    """The title of each picture."""
     if title is not None:
         several = title if isinstance(title, (tuple, list)) else [title]
         titles = [text("title", one) for one in several]

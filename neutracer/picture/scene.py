@@ -340,6 +340,5 @@ def _addresses(timeline: Timeline, given: Any) -> tuple[int, int]:
 
 
 def _has_times(timeline: Timeline) -> bool:
-    """The file has usable times, not all the same."""
     times = timeline.time_us
     return len(times) > 0 and times[-1] > 0 and any(time != times[0] for time in times)

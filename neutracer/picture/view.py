@@ -341,11 +341,8 @@ def _note(note: Note) -> str:
 
 # ---- Rules -------------------------------------------------------------------------------
 
-# What the page's program must know of neutracer, as plain data: whose files are whose, what
-# frames say, what files are taken for snapshots, the names of categories and steps.
-#
-# The page opens files where there is no Python. What these rules say is said once, in the
-# modules that have them; `origins.js` and `feed.js` apply them.
+# neutracer's rules as plain data: owners of files, meanings of frames, formats, names of categories
+# and steps. The page works without Python, where `origins.js` and `feed.js` apply them.
 
 
 @lru_cache(maxsize=1)
@@ -375,7 +372,6 @@ def page_rules() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for."""
     if isinstance(value, re.Pattern):
         flags = "i" if value.flags & re.IGNORECASE else ""
         # JavaScript wants these escaped where Unicode counts, and nothing else.
@@ -391,11 +387,6 @@ def _plain(value: Any) -> Any:
 
 
 # ---- View --------------------------------------------------------------------------------
-
-# `neutracer.view`: a snapshot as one page that needs nothing else and loads nothing.
-#
-# The page holds the core as WebAssembly, and opens any other snapshot as well; what only
-# Python finds is plain data in it.
 
 # The core for the page; tools/wasm builds it.
 _CORE = _FOLDER / "core.wasm"
@@ -532,7 +523,6 @@ def _page(
 
 
 def _made(title: str, payloads: str, origin: str, dark: bool | None = None) -> PageView:
-    """A page with what is in it."""
     worker = bundle("worker.js")
     if "</" in worker or "<!--" in worker:
         raise ValueError("the worker's program can't hold '</'")
@@ -583,7 +573,6 @@ def _told_rules(snap: Snapshot, device: int) -> list[tuple[int, int]]:
 
 
 def _bounded(focus: tuple[int, int], events: int) -> tuple[int, int]:
-    """A focus within the trace."""
     first, last = max(focus[0], 0), min(focus[1], events - 1)
     if first > last:
         raise ValueError(f"the trace has no event in {first} .. {last}")

@@ -398,7 +398,6 @@ class Publisher:
             return False
 
     def _answer_alarm(self) -> None:
-        """Answer another rank's alarm, once."""
         if self._answered or self._store is None or self._ended.is_set():
             return
         try:

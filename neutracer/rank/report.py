@@ -231,7 +231,6 @@ def _most(values: Sequence[int | None]) -> int | None:
 
 
 def _rects(row: Sequence[int | None], y: int, tall: int, top: int) -> str:
-    """The rectangles of a row."""
     shades = [None if value is None else round(_SHADES * value / top) for value in row]
     step = _WIDTH / len(shades)
     found, begin = [], 0

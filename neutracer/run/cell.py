@@ -294,7 +294,6 @@ def _timelines(recording: CellRecording) -> list[tuple[Timeline, int]]:
 
 
 def _before(timeline: Timeline, first: int) -> int:
-    """Allocated bytes before an event."""
     return int(timeline.allocated[first - 1] if first else timeline.facts["start_bytes"][0])
 
 

@@ -347,7 +347,6 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
         return trend.verdict
 
     def _warn(self, key: str, message: str) -> None:
-        """Warn once per key."""
         if key not in self._warned_keys:
             self._warned_keys.add(key)
             self.warned.append(message)

@@ -517,7 +517,6 @@ class Outcome(PlainRow):
 
 
 def _flat(figures: dict[str, Any]) -> dict[str, Any]:
-    """The core's figures under the names of an Outcome."""
     return {
         "peak_reserved_bytes": figures["peak"]["reserved"],
         "reserved_bytes": figures["final"]["reserved"],
@@ -762,7 +761,6 @@ def run_plans(plans: list[Plan], each: Each) -> list[Outcome]:
 
 
 def _tell_done(futures: list[Future[Result]]) -> None:
-    """Report progress as futures complete."""
     done = itertools.count(1)
     for future in futures:
         future.add_done_callback(lambda _: tell(f"replayed {next(done)} of {len(futures)}"))
@@ -966,7 +964,6 @@ class Replayer:
 
     @property
     def _device(self) -> dict[str, int]:
-        """The device on which PyTorch enforces a limit."""
         if self.asked is not None and self.asked.total_bytes is not None:
             return {"device_total": self.asked.total_bytes, "device_other": 0}
         if self.room is not None:

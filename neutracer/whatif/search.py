@@ -803,7 +803,6 @@ def _findings(
 def _verdict(
     best: Choice | None, least: Least | None, found: Survey, replayer: Replayer
 ) -> tuple[Finding, ...]:
-    """Whether the program fits in the given capacity."""
     if replayer.capacity is None:
         return ()
     room, own, recorded = format_bytes(replayer.capacity), found.smallest, found.recorded
