@@ -11,22 +11,12 @@ import pytest
 from gpu.features.table import QUICK_ENDINGS, plain_error
 from places import PACKAGE, TESTS
 
-# Each ending is three processes that import torch; `tests/cli/test_run.py` has `run` under others.
-FEW_ENDINGS = ("uncaught_in_backward", "terminated_and_handled", "at_exit")
 
-
-@pytest.mark.parametrize(
-    "endings",
-    [
-        pytest.param(FEW_ENDINGS, id="few"),
-        pytest.param(QUICK_ENDINGS, id="more", marks=pytest.mark.slow),
-    ],
-)
-def test_watched_programs_come_to_the_same(tmp_path, endings):
+def test_watched_programs_come_to_the_same(tmp_path):
     pytest.importorskip("torch")
     table = str(TESTS / "gpu" / "features" / "table.py")
     command = [sys.executable, table, "--device", "cpu", "--quick", "--processes", "3"]
-    command += ["--endings", *endings]
+    command += ["--endings", *QUICK_ENDINGS]
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
