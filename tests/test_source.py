@@ -407,6 +407,34 @@ def test_python_imports_have_no_circle() -> None:
     check_no_circle(arrows)
 
 
+def brought_by(path: Path) -> set[str]:
+    """The modules that importing a file imports: those outside functions and type checks."""
+    found: set[str] = set()
+    nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {str(node.module)} | {f"{node.module}.{alias.name}" for alias in node.names}
+        is_check = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not is_check and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            nodes += ast.iter_child_nodes(node)
+    return found
+
+
+def test_only_a_rehearsal_brings_torch_with_it() -> None:
+    brought = {f"neutracer.{module_name(path)}": brought_by(path) for path in python_modules()}
+    with_torch = {
+        name
+        for name, others in brought.items()
+        if any(other.split(".")[0] == "torch" for other in others)
+    }
+    while more := {name for name, others in brought.items() if others & with_torch} - with_torch:
+        with_torch |= more
+    without = [name for name in with_torch if not name.startswith("neutracer.rehearsal.")]
+    assert without == ["neutracer.rank.debug_page"]
+
+
 def test_import_brings_no_extra_with_it() -> None:
     extras = [
         "torch",

@@ -22,7 +22,6 @@ from neutracer.errors import NeutracerError, UnavailableError, missing
 from neutracer.integrations.markers import MARKERS
 from neutracer.recording.recorder import HISTORY, dumped
 from neutracer.rehearsal.cards import find_card
-from neutracer.rehearsal.requests import sentence
 from neutracer.saving import atomic_file
 from neutracer.trace.stacks import grouped
 from neutracer.trace.timeline import Timeline
@@ -407,6 +406,8 @@ class RehearsedMeter:
 
     def failure(self, error: BaseException) -> str:
         """The reason why the rehearsal failed, and the values made up before."""
+        from neutracer.rehearsal.requests import sentence
+
         card = f"rehearsed on fake tensors, as if on {self._run.card.name}"
         return "\n".join([f"{card}: {sentence(error)}", *self._run.notes])
 
