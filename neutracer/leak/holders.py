@@ -49,6 +49,14 @@ def with_holders(survivors: Survivors) -> Survivors:
     return replace(survivors, growth=tuple(grown), has_graph=has_graph)
 
 
+def holders_of(blocks: Sequence[tuple[int, int]]) -> tuple[str, ...]:
+    """Who holds a tensor of this process whose memory is in one of some blocks, each an address
+    and a size, as a chain of names; empty where no Python object does.
+    """
+    tensors = _live_tensors()
+    return _chains(_in_blocks(tensors, blocks), tensors)
+
+
 def _has_graph(tensor: Any) -> bool:
     facts = core.tensor_facts(tensor)
     return facts is not None and bool(facts["has_grad_fn"])

@@ -50,7 +50,7 @@ KINDS = (
 #: cycles; make the step smaller, checkpoint its activations, run it without autograd; keep less
 #: optimizer state; split the model over devices; raise the limit of the process; free what
 #: others have of the device; let pools or streams share; correct a shape; free earlier what
-#: other streams use.
+#: other streams use; give a library another argument.
 ACTIONS = (
     "settings",
     "release",
@@ -66,6 +66,7 @@ ACTIONS = (
     "one_stream",
     "shape",
     "wait",
+    "configure",
 )
 
 
@@ -437,6 +438,10 @@ CRUMBS = 0.02
 _MOST_BEFORE = 0.1
 
 
+# Lines that made garbage have so much of what grew, where garbage is all of it.
+_ALL_OF_IT = 0.9
+
+
 @dataclass(frozen=True)
 class Case:
     """All that a verdict is given on.
@@ -577,13 +582,16 @@ class Case:
         """Whether most of what piled up is what garbage holds.
 
         Of garbage of one shape one example's addresses are known: where one of the lines that
-        grow made such, and garbage holds about as much as grew, it is that.
+        grow made such, and garbage holds about as much as grew, it is that. Of cycles that hold
+        each other in a chain only the first is unreachable yet: there all lines that grew much
+        made garbage.
         """
         growth, held = self.growth, self.facts.garbage_bytes or 0
-        if growth is None or 2 * held < growth.bytes:
+        if growth is None or not held:
             return False
         lines = {place for place, _, _ in self.garbage_made}
-        return any(one.place in lines for one in growth.growers)
+        made = sum(one.bytes for one in growth.growers if one.place in lines)
+        return made > 0 and (2 * held >= growth.bytes or made >= _ALL_OF_IT * growth.bytes)
 
     @property
     def replays(self) -> bool:

@@ -19,7 +19,7 @@ from neutracer.render.document import Copyable, Note, Place
 from neutracer.trace.beside import DeviceRoom
 from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.stacks import NONE, callers_of, grouped, place_of
+from neutracer.trace.stacks import NONE, Frame, callers_of, grouped, place_of
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_share
 from neutracer.whatif.replaying import Replayer
@@ -212,6 +212,10 @@ class _Runs:
 
 # Causes inside of PyTorch's own memory: fragmentation, garbage, other pools.
 
+#: What is free inside, here or in other pools, is no finding below this share of what the process
+#: may have: its cure would give back no more.
+LEAST_CURE = 0.05
+
 # A group with less than this share of what is free in the others is not told.
 _TOO_LITTLE = 0.02
 
@@ -228,6 +232,8 @@ def fragmentation(case: Case) -> Verdict | None:
     free, headroom = room.own_free, room.budget.headroom
     suffices = free + headroom >= size
     rounds = any(case.snap.settings_in_force["roundup_power2_divisions"])
+    if free < LEAST_CURE * room.budget.usable and not rounds:
+        return None
     if not (suffices and free) and free < least_worth(size) and not rounds:
         return None
     advice = settings_advice(case.snap, room.device, case.failure.event, room.budget, case.replays)
@@ -361,6 +367,8 @@ def other_pool(case: Case) -> Verdict | None:
     """Free bytes that belong to another pool or stream, and never serve this one."""
     room, size = case.room, case.failure.size
     free = room.other_free
+    if free < LEAST_CURE * room.budget.usable:
+        return None
     suffices = room.other_hole >= size or room.would_hold(more=room.other_whole)
     if not suffices and free < least_worth(size):
         return None
@@ -407,6 +415,36 @@ def _pool_advice(groups: list[dict[str, Any]], kept_back: bool) -> tuple[Note, .
             Note("allocate on one stream, and use the tensors on the others (record_stream)")
         )
     return tuple(advice)
+
+
+def retry(case: Case) -> Verdict | None:
+    """A retry inside of `except`: the exception that is handled keeps the frames of the attempt
+    that failed, and what they made."""
+    timeline, event = case.timeline, case.failure.event
+    if not case.facts.handling or timeline is None or event is None:
+        return None
+    failed = [at for at in timeline.events.find("action", "oom") if at < event]
+    if not failed:
+        return None
+    begin = max((end for _, end in timeline.passes.backward if end <= failed[-1]), default=0)
+    rows = timeline.allocations
+    made, sizes, at = (rows.codes(name) for name in ("alloc_event", "size", "address"))
+    kept = [row for row in case.live_rows if begin <= made[row] < failed[-1]]
+    nbytes = sum(sizes[row] for row in kept)
+    if nbytes < least_worth(case.failure.size):
+        return None
+    evidence = (
+        Note(f"{case.facts.handling} was being handled: its traceback keeps the frames."),
+        Note(f"{format_bytes(nbytes)} made before that failure are still in use."),
+    )
+    advice = (
+        Note("try again after the except block, not inside of it: set a flag there and go on"),
+        Note("or keep nothing of the exception: traceback.clear_frames(error.__traceback__)"),
+    )
+    message = f"the attempt that failed before still holds {format_bytes(nbytes)}"
+    suffices = case.room.would_hold(freed=frozenset(at[row] for row in kept))
+    remedy = Remedy("release", place=case.place)
+    return Verdict("leak", nbytes, evidence, advice, message, suffices, remedy)
 
 
 # ---- Limits ------------------------------------------------------------------------------
@@ -577,6 +615,8 @@ def process_cap(case: Case) -> Verdict | None:
     if budget.total:
         part = min(-int(-needed / budget.total * 1000 // 1) / 1000, 1.0)
         share = f"to {part:.3f} or more of the device"
+    if case.demand is None and case.phase.name in ("forward", "backward"):
+        share, part = "or leave it out: no step has ended, so what one needs is not known", 1.0
     setting = float(case.snap.settings_in_force["per_process_memory_fraction"])
     name = "torch.cuda.set_per_process_memory_fraction()"
     if setting < 1.0:
@@ -603,7 +643,7 @@ def leak(case: Case) -> Verdict | None:
     )
     advice, remedy = _leak_advice(case, growth)
     suffices = case.room.would_hold(freed=growth.addresses)
-    return Verdict("leak", growth.bytes, _evidence(growth), advice, message, suffices, remedy)
+    return Verdict("leak", growth.bytes, _evidence(case, growth), advice, message, suffices, remedy)
 
 
 def cache_growth(case: Case) -> Verdict | None:
@@ -625,7 +665,7 @@ def cache_growth(case: Case) -> Verdict | None:
     suffices = case.room.would_hold(freed=growth.addresses)
     remedy = Remedy("release", place=first, callers=grower.callers)
     return Verdict(
-        "cache_growth", growth.bytes, _evidence(growth), advice, message, suffices, remedy
+        "cache_growth", growth.bytes, _evidence(case, growth), advice, message, suffices, remedy
     )
 
 
@@ -640,8 +680,8 @@ def _over(growth: Growth) -> str:
     return format_count(growth.steps, growth.rounds.unit)
 
 
-def _evidence(growth: Growth) -> tuple[Note, ...]:
-    unit = growth.rounds.unit
+def _evidence(case: Case, growth: Growth) -> tuple[Note, ...]:
+    unit, holders = growth.rounds.unit, dict(case.facts.holders)
     notes = []
     for one in growth.growers[:_TOLD]:
         text = f"{format_bytes(one.bytes)} in {format_count(one.count, 'block')}, "
@@ -649,6 +689,8 @@ def _evidence(growth: Growth) -> tuple[Note, ...]:
         notes.append(Note(text, one.place))
         if one.callers:
             notes.append(Note("called by", one.callers[0]))
+        if holders.get(str(one.place)):
+            notes.append(Note(f"held by {holders[str(one.place)]}"))
     return tuple(notes)
 
 
@@ -963,6 +1005,37 @@ def _share_that_fits(case: Case, demand: Demand) -> float:
     return round(max(min(usable / expected, _CAREFUL), 0.01), 3)
 
 
+def first_state(case: Case) -> Verdict | None:
+    """The first step of an optimizer makes its state, which stays: no round before had it."""
+    timeline = case.timeline
+    if timeline is None or role_of(case.stack) is not Role.STATE:
+        return None
+    rows, role = timeline.allocations, timeline.passes.role
+    sizes, made = rows.codes("size"), rows.codes("alloc_event")
+    makes = [row for row in case.live_rows if made[row] >= 0 and role[made[row]] == Role.STATE]
+    state = sum(sizes[row] for row in makes)
+    first = min((made[row] for row in makes), default=case.at)
+    # The state of a second optimizer, or of parameters added later, follows other steps.
+    is_first = Role.OPTIMIZER not in role[:first] and Role.STATE not in role[:first]
+    passes_since = any(begin > first for begin, _ in timeline.passes.backward)
+    if not is_first or passes_since or state < least_worth(case.failure.size):
+        return None
+    size = format_bytes(state)
+    message = f"the first optimizer step makes its state: {size} so far, and no room for the rest"
+    evidence = [Note(f"{size} of state are there, and none was before this step:", case.place)]
+    parameters = case.categories.get("parameter", 0)
+    if parameters:
+        evidence.append(Note(f"Parameters take {format_bytes(parameters)}."))
+    advice = (
+        Note(
+            "take an optimizer with less state (SGD, Adafactor, 8 bits), or shard it (FSDP, ZeRO)"
+        ),
+        Note("gradients and state stay from here on: what a step needs comes on top of them"),
+    )
+    remedy = Remedy("shard_state", place=case.place)
+    return Verdict("capacity", state, tuple(evidence), advice, message, True, remedy)
+
+
 def too_little(case: Case) -> Verdict:
     """What the program needs is more than there is."""
     room, budget, size = case.room, case.room.budget, case.failure.size
@@ -977,6 +1050,34 @@ def too_little(case: Case) -> Verdict:
     total = f" of {format_bytes(budget.total)}" if budget.total else ""
     message = f"the program needs {format_bytes(missing)} more than the device{total} can give"
     return Verdict("capacity", missing, tuple(evidence), tuple(advice), message, True, remedy)
+
+
+# Lines of libraries that allocate what an argument sizes: a part of the file's path, the function,
+# and what to change. What the failing request's line and the line that holds most are looked up.
+_SIGNATURES = (
+    (
+        "/deepspeed/runtime/zero/",
+        "setup_buckets",
+        "set reduce_bucket_size (and allgather_bucket_size) of zero_optimization smaller: "
+        "DeepSpeed allocates buckets of that many elements whatever the model's size",
+    ),
+    (
+        "/torch/optim/",
+        "_multi_tensor",
+        "pass foreach=False (or fused=True) to the optimizer: its foreach kernels copy all "
+        "gradients or updates at once",
+    ),
+)
+
+
+def _signature(stack: Sequence[Frame]) -> str:
+    """What to change for a stack that a library's argument sizes; "" for others."""
+    for frame in stack:
+        path = "/" + frame.filename.replace("\\", "/")
+        for part, name, advice in _SIGNATURES:
+            if part in path and name in frame.name:
+                return advice
+    return ""
 
 
 def _by_category(case: Case) -> tuple[list[Note], list[Note], Remedy | None]:
@@ -1011,6 +1112,10 @@ def _by_category(case: Case) -> tuple[list[Note], list[Note], Remedy | None]:
                  f"{format_bytes(budget.device_free)} were free; the file does not say what others "
                  "had: give capacity= (--capacity), or see nvidia-smi.")
         )  # fmt: skip
+    known_cure = _signature(case.stack)
+    if known_cure:
+        advice.insert(0, Note(known_cure))
+        remedy = Remedy("configure", place=case.place)
     if not advice:
         advice.append(Note("keep less of it alive at a time: a smaller batch, fewer kept tensors"))
         remedy = _remedy(case, "smaller_step")
@@ -1209,6 +1314,12 @@ def verdicts_of(case: Case) -> tuple[Verdict, ...]:
     if hopeless is not None:
         return (hopeless,)
     found = [verdict for cause in _CAUSES if (verdict := cause(case)) is not None]
+    again = retry(case)
+    if again is not None:
+        return (again, *ranked(case, [one for one in found if one.kind != "leak"]))
+    state = first_state(case)
+    if state is not None:
+        return _with_state(case, state, found)
     needs = None
     if case.growth is None:
         needs = new_holder(case) or too_large_a_step(case)
@@ -1216,6 +1327,14 @@ def verdicts_of(case: Case) -> tuple[Verdict, ...]:
     if needs is None and not any(_helps(verdict) for verdict in first):
         needs = too_little(case)
     return first if needs is None else ranked(case, (*found, needs))
+
+
+def _with_state(case: Case, state: Verdict, found: list[Verdict]) -> tuple[Verdict, ...]:
+    """The causes of a failure in the first step: a limit that can be raised comes before it, and
+    nothing has come round often enough to have piled up."""
+    others = ranked(case, [one for one in found if one.kind not in ("leak", "cache_growth")])
+    raised = tuple(one for one in others if one.kind == "process_cap" and one.suffices)
+    return (*raised, state, *(one for one in others if one not in raised))
 
 
 def looked_at(case: Case) -> tuple[str, ...]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from math import sqrt
 
 from neutracer._native import core
+from neutracer.leak.holders import holders_of
+from neutracer.oom.bill import Bill, bill_of, piled_blocks
 from neutracer.oom.case import Case, Holding, Room, Verdict
 from neutracer.oom.causes import looked_at, verdicts_of
 from neutracer.oom.facts import Failure, OomFacts, budget_of, facts_of, with_room
@@ -157,8 +159,7 @@ def _checkpointed(case: Case) -> int:
 
 # The answer to why it ran out of memory, and how it reads.
 
-# Lines that hold memory, and categories, on the page.
-_SHOWN_HOLDERS = 6
+# Categories on the page.
 _SHOWN_CATEGORIES = 4
 
 
@@ -197,6 +198,7 @@ class ExplainReport(Report):
         capacity_bytes: All of the device; None where nobody said.
         non_torch_bytes: What others had of the device, contexts included; None: unknown.
         garbage_bytes: What only a collection would have freed; None where nobody looked.
+        bill: Where every byte of the limit was, by line, split by what rounds before had.
         holders: Who held the allocated bytes, by line, the most first.
         categories: The allocated bytes by category, the most first.
         modules: The same by module; empty where the recording knows no modules.
@@ -237,6 +239,7 @@ class ExplainReport(Report):
     capacity_bytes: int | None
     non_torch_bytes: int | None
     garbage_bytes: int | None
+    bill: Bill
     holders: tuple[Holding, ...]
     categories: dict[str, int]
     modules: dict[str, int]
@@ -267,10 +270,9 @@ class ExplainReport(Report):
 
     def document(self) -> Document:
         """The report as a page."""
-        blocks: list[Block] = [*self.finding_blocks(), _request(self)]
+        blocks: list[Block] = [self.bill.block(), *self.finding_blocks(), _request(self)]
         blocks += _whole_step(self)
-        blocks.append(_where(self))
-        blocks += _holders(self)
+        blocks += _as_what(self)
         blocks += [Paragraph(note) for note in self.notes]
         facts = [device_name(self.device)]
         if self.event is not None:
@@ -336,54 +338,8 @@ def _whole_step(why: ExplainReport) -> tuple[Table, ...]:
     return (Table(title, rows, (), (f"{said}.",)),)
 
 
-def _where(why: ExplainReport) -> Table:
-    hole = format_bytes(why.largest_hole_bytes)
-    usable = f"largest usable hole {hole}" if why.largest_hole_bytes else "in no usable hole"
-    rows: list[tuple[Cell, ...]] = [
-        ("in use", Figure.bytes(why.allocated_bytes), "in live blocks"),
-        ("free inside", Figure.bytes(why.free_bytes), usable if why.free_bytes else ""),
-    ]
-    if why.other_free_bytes:
-        text = "in pools and streams that never serve this one"
-        rows.append(("free elsewhere", Figure.bytes(why.other_free_bytes), text))
-    if why.garbage_bytes:
-        rows.append(
-            ("garbage", Figure.bytes(why.garbage_bytes), "of what is in use, held by cycles")
-        )
-    if why.fits is None:
-        rows.append(("available", "unknown", "in new segments"))
-    else:
-        rows.append(("available", Figure.bytes(why.headroom_bytes), "in new segments"))
-    if why.limit_bytes is not None:
-        known = "inferred from the failures" if why.limit_is_guess else ""
-        rows.append(("limit", Figure.bytes(why.limit_bytes), known))
-    if why.device_free_bytes is not None:
-        rows.append(("device free", Figure.bytes(why.device_free_bytes), ""))
-    if why.non_torch_bytes is not None:
-        rows.append(
-            ("not PyTorch's", Figure.bytes(why.non_torch_bytes), "contexts, libraries, others")
-        )
-    if why.capacity_bytes is not None:
-        rows.append(("device", Figure.bytes(why.capacity_bytes), "all of it"))
-    return Table("Where the memory was", tuple(rows))
-
-
-def _holders(why: ExplainReport) -> tuple[Table, ...]:
+def _as_what(why: ExplainReport) -> tuple[Table, ...]:
     tables = []
-    shown = why.holders[:_SHOWN_HOLDERS]
-    if shown:
-        rows = tuple(
-            (
-                Figure.bytes(one.bytes),
-                Figure.share(one.share),
-                Figure.count(one.count, "block"),
-                one.place,
-            )
-            for one in shown
-        )
-        left = len(why.holders) - len(shown)
-        notes = (f"and {format_count(left, 'more line')}",) if left else ()
-        tables.append(Table("Who held it", rows, (), notes))
     total = sum(why.categories.values())
     if len(why.categories) > 1:
         cells = tuple(
@@ -495,6 +451,17 @@ def explained(
     notes += _notes(snap, case)
     verdicts = () if fits or case.is_unknown else verdicts_of(case)
     return _report(case, verdicts, request is not None, ooms, notes)
+
+
+def holder_names(
+    snap: Snapshot, facts: OomFacts, report: ExplainReport
+) -> tuple[tuple[str, str], ...]:
+    """By line of a report's bill, who in this process holds what piled up there."""
+    failure = _failed(snap, report.device, report.ooms, report.event, facts)
+    timeline = snap.timeline(report.device) if snap.trace_length(report.device) else None
+    case = _case(snap, report.device, timeline, failure, facts, None, False, None)
+    blocks = piled_blocks(case, report.bill)
+    return tuple((name, chain) for name, at in blocks.items() for chain in holders_of([at])[:1])
 
 
 def _device(snap: Snapshot, device: int | None, facts: OomFacts) -> int:
@@ -681,6 +648,7 @@ def _report(
         capacity_bytes=budget.total,
         non_torch_bytes=budget.non_torch,
         garbage_bytes=case.facts.garbage_bytes,
+        bill=bill_of(case),
         holders=case.holdings[:_MOST_HOLDINGS],
         categories=case.categories,
         modules=case.modules,

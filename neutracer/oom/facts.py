@@ -65,6 +65,9 @@ class OomFacts:
         stack: The Python stack: file, line and function, innermost first.
         tensors: The tensors of the program's innermost frame: "x: (64, 1024) float32".
         grad_enabled: Whether autograd recorded in the allocating thread.
+        handling: The exception that was being handled then, and where it was raised: a retry
+            inside of `except`.
+        holders: By line, who held one of its blocks: "step (train.py:12)" and a chain of names.
         message: PyTorch's own text of the exception.
         is_rounded: Whether sizes are PyTorch's words, which have two decimals.
     """
@@ -82,6 +85,8 @@ class OomFacts:
     stack: tuple[tuple[str, int, str], ...] = ()
     tensors: tuple[str, ...] = ()
     grad_enabled: bool | None = None
+    handling: str = ""
+    holders: tuple[tuple[str, str], ...] = ()
     message: str = ""
     is_rounded: bool = False
 
@@ -132,8 +137,15 @@ class OomFacts:
         for name in ("grad_enabled", "is_rounded"):
             if isinstance(plain.get(name), bool):
                 found[name] = plain[name]
-        message = plain.get("message")
-        found["message"] = message if isinstance(message, str) else ""
+        for name in ("message", "handling"):
+            found[name] = plain[name] if isinstance(plain.get(name), str) else ""
+        found["holders"] = tuple(
+            (pair[0], pair[1])
+            for pair in _listed(plain, "holders")
+            if isinstance(pair, list | tuple)
+            and len(pair) == 2
+            and all(isinstance(text, str) for text in pair)
+        )
         found["garbage_addresses"] = tuple(
             one for one in _listed(plain, "garbage_addresses") if _is_count(one)
         )

@@ -429,12 +429,17 @@ def growth_of(
     Returns:
         The growth, or None where there is none.
     """
-    if rounds is None or not _churns(timeline, rounds.begins):
+    if rounds is None:
         return None
+    churns = _churns(timeline, rounds.begins)
     begins = [*rounds.begins, event]
     lasting = _lasting_rows(timeline, begins)
     found = _growers(snap, timeline, lasting, begins, since_fall=False)
-    if not found and since_fall:
+    if not churns:
+        # Where nothing is freed, what modules make may be one forward pass, or weights that are
+        # loaded: only what the program's own lines make anew and keep has piled up.
+        found = [one for one in found if one[0] is Role.USER]
+    if not found and since_fall and churns:
         found = _growers(snap, timeline, lasting, begins, since_fall=True)
     if not found:
         return None

@@ -29,7 +29,7 @@ from neutracer.hooks.live import take
 from neutracer.hooks.modules import check_modules
 from neutracer.monitor.devices import device_memory, device_processes, devices
 from neutracer.monitor.phases import RUNNING
-from neutracer.oom.explain import ExplainReport, explain
+from neutracer.oom.explain import ExplainReport, explain, holder_names
 from neutracer.oom.facts import OomFacts
 from neutracer.oom.page import OomReport, tell_after_cells
 from neutracer.pickling import StaysHere
@@ -119,7 +119,7 @@ def site_of(device: int, stack: Stack) -> tuple[object, ...]:
     if not stack:
         main = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = (("", 0, "a thread of C++"), *python_stack(main))
-    return (device, *stack[:_SITE_FRAMES])
+    return (device, _handling(), *stack[:_SITE_FRAMES])
 
 
 def facts_of(told: OutOfMemory, frame: FrameType | None, *, with_garbage: bool = True) -> OomFacts:
@@ -148,7 +148,21 @@ def facts_of(told: OutOfMemory, frame: FrameType | None, *, with_garbage: bool =
         stack=python_stack(frame),
         tensors=_tensors(frame),
         grad_enabled=bool(torch.is_grad_enabled()),
+        handling=_handling(),
     )
+
+
+def _handling() -> str:
+    """The exception that this thread handles just now, and where it was raised; "" for none."""
+    error = sys.exc_info()[1]
+    traceback = None if error is None else error.__traceback__
+    if traceback is None:
+        return ""
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    code = traceback.tb_frame.f_code
+    where = f"{code.co_name} ({os.path.basename(code.co_filename)}:{traceback.tb_lineno})"
+    return f"{type(error).__name__} of {where}"
 
 
 def free_text(device: int) -> str:
@@ -315,6 +329,8 @@ class _Work:
             explained = self._tried(
                 "the verdict", lambda: _explained(reading.result(), facts, tensors)
             )
+        if explained is not None:
+            facts, explained = self._with_holders(reading.result(), facts, explained)
         report = self._report(facts, process, explained, with_snapshot=taken is not None)
         self._writing.add(report.json, lambda: write_text(report.json, report.to_dict()))
         self._writing.add(report.text, lambda: write_text(report.text, _as_text(report)))
@@ -342,6 +358,17 @@ class _Work:
             return None
         finally:
             self._spent[what] = time.monotonic() - begin
+
+    def _with_holders(
+        self, snap: Snapshot, facts: OomFacts, explained: ExplainReport
+    ) -> tuple[OomFacts, ExplainReport]:
+        """Both with who holds what piled up, as far as the time left allows."""
+        names = self._tried("the holders", lambda: holder_names(snap, facts, explained))
+        if not names:
+            return facts, explained
+        known = replace(facts, holders=names)
+        again = self._tried("the holders' verdict", lambda: _asked(snap, known))
+        return (facts, explained) if again is None else (known, again)
 
     def _take(self) -> bytes | Snapshot:
         torch = sys.modules["torch"]
@@ -399,6 +426,10 @@ def _read(taken: bytes | Snapshot | None) -> Snapshot | None:
 
 def _explained(snap: Snapshot, facts: OomFacts, tensors: TensorBlocks) -> ExplainReport:
     snap.beside = replace(snap.beside, tensors=tensors)
+    return _asked(snap, facts)
+
+
+def _asked(snap: Snapshot, facts: OomFacts) -> ExplainReport:
     return explain(snap, facts=facts, device=facts.device, thorough=False)
 
 

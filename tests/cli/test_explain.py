@@ -24,7 +24,7 @@ def test_verdict_and_holders_are_on_the_page(capsys: Capture) -> None:
     assert main(["explain", FRAG]) == 0
     text = capsys.readouterr().out
     assert "SEVERE   the process is limited to 2,048 MiB, though the device has room" in text
-    assert "Who held it" in text
+    assert "The bill" in text
     assert "train.py:155" in text
     assert max(map(len, text.splitlines())) <= 100
 

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bill of a moment: exclusive terms that add up to the limit, and each line's bytes split."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+from neutracer.oom.case import Case
+from neutracer.render.document import Cell, Figure, Place
+from neutracer.render.document import Table as TableBlock
+from neutracer.render.report import PlainRow
+from neutracer.trace.roles import CATEGORIES
+from neutracer.trace.stacks import UNKNOWN_PLACE
+from neutracer.trace.table import Column, Table
+from neutracer.trace.timeline import Timeline
+from neutracer.units import format_bytes, format_count
+
+# Rounds before the failing one that lines are compared over, spread over all of them, and moments
+# looked at in each.
+_MOST_ROUNDS = 12
+_MOMENTS = 4
+
+# Stretches of a trace that shows no rounds, and the fewest allocations in each.
+_STRETCHES = 8
+_FEWEST_EVENTS = 2
+
+# Complete rounds without which nothing is said of what comes again in each.
+_FEWEST_ROUNDS = 3
+
+# Lines of code in the text; the others are one line of it.
+_SHOWN_LINES = 5
+
+# Lines of which the process is asked who holds them.
+_ASKED_LINES = 2
+
+# Less than this share of the limit is left out of a line's three parts in the text.
+_LEAST_SHOWN = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class BillTerm(PlainRow):
+    """One term of a bill. Sizes in bytes.
+
+    Attributes:
+        term: "others" (other processes), "not PyTorch's" (contexts and libraries), "unknown",
+            "line" (blocks of one line of code), "waiting" (freed, another stream still uses
+            it), "free" (inside segments, of use to the request), "free elsewhere" (of other
+            pools and streams) or "not reserved".
+        bytes: The term; all together are the limit.
+        place: The line of code; None for other terms.
+        count: Its blocks.
+        category: What most of it is, as `Timeline.categories` names it; "" where unknown.
+        holder: Who held one of its blocks in the process, as `why_alive` says it; "" where nobody
+            looked, or no Python object does.
+        stands: What of it was there in every round before.
+        piled_up: By how much that had risen, round after round.
+        this_round: The rest of it.
+    """
+
+    term: str
+    bytes: int
+    place: Place | None = None
+    count: int = 0
+    category: str = ""
+    holder: str = ""
+    stands: int = 0
+    piled_up: int = 0
+    this_round: int = 0
+
+
+@dataclass(frozen=True)
+class Bill(PlainRow):
+    """Where the memory was at one moment.
+
+    Attributes:
+        limit_bytes: What the process may have: the device, or its share of it; where neither is
+            known, what it had and what the device had left. The sum of all terms.
+        limit_is: "limit" (PyTorch's, of the process), "device", or "known part".
+        request_bytes: The request that is looked at.
+        missing_bytes: What it lacks where all that is free were one piece; 0: nothing.
+        rounds: How many ended before the moment and are compared; 0: too few, so that only what
+            was there before the last of them is told from the rest.
+        unit: "step", "round", or "stretch" where the trace shows neither.
+        terms: The terms, in the order of the sum.
+    """
+
+    limit_bytes: int
+    limit_is: str
+    request_bytes: int
+    missing_bytes: int
+    rounds: int
+    unit: str
+    terms: tuple[BillTerm, ...]
+
+    @property
+    def lines(self) -> tuple[BillTerm, ...]:
+        """The terms of lines of code, the most bytes first."""
+        return tuple(one for one in self.terms if one.term == "line")
+
+    def table(self) -> Table:
+        """The terms as a Table with a row each."""
+        terms = self.terms
+        numbers = ("bytes", "count", "stands", "piled_up", "this_round")
+        columns = {name: Column(partial(_numbers, terms, name)) for name in numbers}
+        for name in ("term", "place", "holder", "category"):
+            texts = [str(getattr(one, name) or "") for one in terms]
+            columns[name] = Column(partial(array, "I", range(len(texts))), names=texts)
+        parts = ("stands", "piled_up", "this_round", "count", "category")
+        order = ("term", "bytes", "place", "holder", *parts)
+        return Table("term", {name: columns[name] for name in order}, len(terms))
+
+    def block(self) -> TableBlock:
+        """The bill as a table of a page, ten rows or so."""
+        lines, shown = self.lines, []
+        for one in self.terms:
+            if one.term != "line":
+                if one.bytes or one.term == "not reserved":
+                    shown.append(one)
+            elif one in lines[:_SHOWN_LINES]:
+                shown.append(one)
+            elif one is lines[_SHOWN_LINES]:
+                shown.append(_together(lines[_SHOWN_LINES:]))
+        rows = [self._cells(one) for one in shown]
+        heads: tuple[str, ...] = ("", "", "as what")
+        if self.rounds:
+            heads = ("", "", "stands", "piled up", f"this {self.unit}")
+        empty = ("",) * (len(heads) - 2)
+        rows.append((Figure.bytes(self.limit_bytes), self._sum_text(), *empty))
+        if self.missing_bytes:
+            asked = f"missing for the request of {format_bytes(self.request_bytes)}"
+            rows.append((Figure.bytes(self.missing_bytes), asked, *empty))
+        return TableBlock("The bill", tuple(rows), heads, self._notes())
+
+    def _cells(self, one: BillTerm) -> tuple[Cell, ...]:
+        what: Cell = _WORDS.get(one.term, one.term)
+        if one.place is not None:
+            # The place alone: functions are in the findings, and a row is one line.
+            caller = "" if self.rounds else one.place.caller
+            what = replace(one.place, function="", caller=caller)
+            what = what if one.place.line else one.place.function
+        if not self.rounds:
+            return (Figure.bytes(one.bytes), what, one.category.replace("_", " "))
+        least = self.limit_bytes * _LEAST_SHOWN
+        parts = (one.stands, one.piled_up, one.this_round)
+        split = tuple(Figure.bytes(part) if part > least else "" for part in parts)
+        return (Figure.bytes(one.bytes), what, *split)
+
+    def _sum_text(self) -> str:
+        names = {"limit": "the limit of the process", "device": "the device"}
+        return f"= {names.get(self.limit_is, 'what is known of the device')}"
+
+    def _notes(self) -> tuple[str, ...]:
+        if not self.rounds:
+            return ("Too few rounds ended before it to tell what piles up.",)
+        if self.unit == "stretch":
+            return (f"The trace shows no rounds: it is cut into {self.rounds + 1} equal parts.",)
+        return (f"Compared with the {format_count(self.rounds, self.unit)} before it.",)
+
+
+def _numbers(terms: Sequence[BillTerm], name: str) -> array[int]:
+    return array("Q", [getattr(one, name) for one in terms])
+
+
+def _together(lines: Sequence[BillTerm]) -> BillTerm:
+    names = ("bytes", "count", "stands", "piled_up", "this_round")
+    sums = {name: sum(getattr(one, name) for one in lines) for name in names}
+    return BillTerm(term=f"{format_count(len(lines), 'more line')}", **sums)
+
+
+_WORDS = {
+    "others": "other processes",
+    "unknown": "unknown: give capacity= (--capacity)",
+    "waiting": "freed, but another stream still uses it",
+    "free": "free inside, of use to the request",
+    "free elsewhere": "free in other pools and streams",
+    "not reserved": "not reserved yet",
+}
+
+
+def bill_of(case: Case) -> Bill:
+    """The bill of the moment that a case looks at: every byte once, in all the limit."""
+    room, size = case.room, case.failure.size
+    unit, begins = _rounds(case)
+    inside = sum(int(group["active_bytes"]) for group in room.groups)
+    lines = _lines(case, begins)
+    lines = _filled(lines, room.allocated - sum(one.bytes for one in lines))
+    limit, limit_is, outside, left = _outside(case)
+    terms = (
+        *outside,
+        *lines,
+        BillTerm(term="waiting", bytes=inside - room.allocated),
+        BillTerm(term="free", bytes=room.own_free),
+        BillTerm(term="free elsewhere", bytes=room.other_free),
+        BillTerm(term="not reserved", bytes=left),
+    )
+    missing = 0 if room.holds else max(size - room.own_free - left, 0)
+    rounds = len(begins) - 1 if len(begins) > _FEWEST_ROUNDS else 0
+    return Bill(limit, limit_is, size, missing, rounds, unit, terms)
+
+
+def _outside(case: Case) -> tuple[int, str, list[BillTerm], int]:
+    """The limit and what it is, what others have of it, and what is not reserved yet."""
+    budget, reserved = case.room.budget, case.room.reserved
+    free, left = budget.device_free, budget.headroom
+    if budget.limit is not None:
+        limit, name = max(budget.limit, reserved + left), "limit"
+    elif budget.total is not None:
+        limit, name = max(budget.total, reserved + left), "device"
+    else:
+        limit, name = reserved + left, "known part"
+    taken = limit - reserved - left
+    if free is None:
+        return limit, name, [BillTerm(term="unknown", bytes=taken)] if taken else [], left
+    others = min(budget.others or 0, taken)
+    parts = (("others", others), ("not PyTorch's", taken - others))
+    return limit, name, [BillTerm(term=term, bytes=size) for term, size in parts if size], left
+
+
+def _rounds(case: Case) -> tuple[str, tuple[int, ...]]:
+    """The unit, and the events at which the last rounds begin; () without a trace."""
+    if case.timeline is None:
+        return "round", ()
+    if case.rounds is not None:
+        return case.rounds.unit, case.rounds.begins
+    if case.phase.name in ("forward", "backward", "optimizer"):
+        # A step that is the first fills up by nature: parts of it are no rounds.
+        return "round", ()
+    made = case.timeline.events.find("action", "alloc")
+    made = [event for event in made if event <= case.at]
+    if len(made) < _STRETCHES * _FEWEST_EVENTS:
+        return "round", ()
+    return "stretch", tuple(made[part * len(made) // _STRETCHES] for part in range(_STRETCHES))
+
+
+def _spread(rounds: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The rounds, or so many of them from the first to the last."""
+    if len(rounds) <= _MOST_ROUNDS:
+        return list(rounds)
+    last = len(rounds) - 1
+    return [rounds[part * last // (_MOST_ROUNDS - 1)] for part in range(_MOST_ROUNDS)]
+
+
+class _Lines:
+    """The lines of a timeline by number, which are looked up faster than places."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._of_stack: dict[int, int] = {}
+        self._of_place: dict[Place, int] = {}
+        self.places: list[Place] = []
+
+    def of(self, stack: int) -> int:
+        """The number of a stack's line."""
+        known = self._of_stack.get(stack)
+        if known is None:
+            place = self._timeline.places[stack]
+            known = self._of_stack[stack] = self._of_place.setdefault(place, len(self.places))
+            if known == len(self.places):
+                self.places.append(place)
+        return known
+
+    def held(self, event: int) -> Counter[int]:
+        """By line, the bytes that it holds after an event."""
+        held: Counter[int] = Counter()
+        for stack, _, nbytes, _ in self._timeline.native.holders(event, 0):
+            held[self.of(stack)] += nbytes
+        return held
+
+    def floors(self, begins: Sequence[int]) -> Iterator[Counter[int]]:
+        """By line, the least that it held in each complete round, by a few moments of it."""
+        for begin, end in _spread(list(pairwise(begins))):
+            within = (begin + part * (end - begin) // _MOMENTS for part in range(_MOMENTS))
+            first, *others = (self.held(event) for event in sorted({begin - 1, *within}))
+            for held in others:
+                first &= held
+            yield first
+
+
+def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
+    """A term for each line that holds memory, the most bytes first."""
+    if case.timeline is None:
+        return [
+            BillTerm(term="line", bytes=one.bytes, place=one.place, count=one.count)
+            for one in case.holdings
+        ]
+    timeline, lines = case.timeline, _Lines(case.timeline)
+    floors = list(lines.floors(begins))[1 if len(begins) > _FEWEST_ROUNDS + 1 else 0 :]
+    before = lines.held(begins[-1] - 1) if begins else Counter[int]()
+    now, counts = Counter[int](), Counter[int]()
+    for stack, count, nbytes, _ in timeline.native.holders(case.at, 0):
+        now[lines.of(stack)] += nbytes
+        counts[lines.of(stack)] += count
+    categories, holders = _categories(case, lines), dict(case.facts.holders)
+    return [
+        _split(
+            BillTerm(
+                term="line",
+                bytes=nbytes,
+                place=lines.places[line],
+                count=counts[line],
+                category=categories.get(line, ""),
+                holder=holders.get(str(lines.places[line]), ""),
+            ),
+            [held[line] for held in floors],
+            before[line],
+        )
+        for line, nbytes in now.most_common()
+        if nbytes
+    ]
+
+
+def _split(term: BillTerm, floors: Sequence[int], before: int) -> BillTerm:
+    """A line's bytes by its floors over the rounds before, or by what was there before."""
+    size = term.bytes
+    if len(floors) < _FEWEST_ROUNDS - 1:
+        stands = min(before, size)
+        return replace(term, stands=stands, this_round=size - stands)
+    rises = sum(b > a for a, b in pairwise(floors))
+    is_pile = floors[-1] > floors[0] and 2 * rises > len(floors) - 1
+    stands = min(min(floors), size)
+    piled = min(floors[-1] - min(floors), size - stands) if is_pile else 0
+    return replace(term, stands=stands, piled_up=piled, this_round=size - stands - piled)
+
+
+def _categories(case: Case, lines: _Lines) -> dict[int, str]:
+    """What most of each line's bytes are."""
+    if case.timeline is None:
+        return {}
+    rows, codes = case.timeline.allocations, case.timeline.categories.codes
+    stacks, sizes = rows.codes("stack"), rows.codes("size")
+    held: dict[int, Counter[int]] = {}
+    for row in case.live_rows:
+        held.setdefault(lines.of(stacks[row]), Counter())[codes[row]] += sizes[row]
+    return {line: CATEGORIES[counts.most_common(1)[0][0]] for line, counts in held.items()}
+
+
+def piled_blocks(case: Case, bill: Bill) -> dict[str, tuple[int, int]]:
+    """Address and size of one block in use of each of the lines that piled up most, or took most
+    of this round: one of those in the middle of their time, which no frame that runs just made."""
+    if case.timeline is None:
+        return {}
+    ranked = sorted(bill.lines, key=lambda one: -(one.piled_up or one.this_round))
+    wanted = {str(one.place) for one in ranked[:_ASKED_LINES] if one.place is not None}
+    rows, places = case.timeline.allocations, case.timeline.places
+    stacks, sizes, at = (rows.codes(name) for name in ("stack", "size", "address"))
+    found: dict[str, list[tuple[int, int]]] = {}
+    for row in case.live_rows:
+        name = str(places[stacks[row]])
+        if name in wanted:
+            found.setdefault(name, []).append((at[row], sizes[row]))
+    return {name: blocks[len(blocks) // 2] for name, blocks in found.items()}
+
+
+def _filled(lines: list[BillTerm], rest: int) -> list[BillTerm]:
+    """The lines, with blocks that the trace doesn't show as one of them."""
+    if rest <= 0:
+        return lines
+    return [*lines, BillTerm(term="line", bytes=rest, place=UNKNOWN_PLACE, stands=rest)]

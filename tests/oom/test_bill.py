@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bill: every byte of the limit once, and lines split by the rounds before the failure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from bundle import DATA
+
+import neutracer
+from neutracer.oom.bill import Bill, BillTerm, _split
+from neutracer.oom.facts import OomFacts
+
+MiB = 1 << 20
+FAILED = sorted((DATA / "oom").glob("*.pickle.xz"))
+
+
+@pytest.mark.parametrize("path", FAILED, ids=lambda path: path.name)
+@pytest.mark.parametrize("capacity", [None, "200GiB"])
+def test_terms_add_up_to_the_limit(path: Path, capacity: str | None) -> None:
+    why = neutracer.explain(path, capacity=capacity)
+    terms = why.bill.terms
+    assert sum(one.bytes for one in terms) == why.bill.limit_bytes
+    assert all(min(one.bytes, one.stands, one.piled_up, one.this_round) >= 0 for one in terms)
+    for one in why.bill.lines:
+        assert one.stands + one.piled_up + one.this_round == one.bytes
+    assert sum(one.bytes for one in why.bill.lines) == why.allocated_bytes
+    inside = [
+        one.bytes for one in terms if one.term in ("line", "waiting", "free", "free elsewhere")
+    ]
+    assert sum(inside) == why.reserved_bytes
+
+
+LINE = BillTerm(term="line", bytes=100)
+
+
+@pytest.mark.parametrize(
+    ("floors", "parts"),
+    [
+        ([50, 50, 50, 50], (50, 0, 50)),
+        ([10, 30, 50, 70], (10, 60, 30)),
+        ([70, 50, 30, 10], (10, 0, 90)),
+        # One that rises once and stays is a warm-up.
+        ([10, 60, 60, 60, 60], (10, 0, 90)),
+        ([90, 120, 150, 180], (90, 10, 0)),
+        ([0, 0, 0], (0, 0, 100)),
+    ],
+)
+def test_a_line_is_split_by_its_floors(floors: list[int], parts: tuple[int, int, int]) -> None:
+    one = _split(LINE, floors, before=0)
+    assert (one.stands, one.piled_up, one.this_round) == parts
+
+
+def test_without_rounds_only_what_was_there_before_is_told() -> None:
+    one = _split(LINE, [7], before=40)
+    assert (one.stands, one.piled_up, one.this_round) == (40, 0, 60)
+
+
+def test_a_leak_is_the_line_that_piled_up() -> None:
+    why = neutracer.explain(DATA / "leak_list.pickle.xz", request="100GiB", capacity="24GiB")
+    (first,) = [one for one in why.bill.lines if one.piled_up]
+    assert first.place is not None
+    assert str(first.place) == "leak_list (train.py:120)"
+    # 40 MiB in all, of which the rounds of the warm-up had the first.
+    assert 32 * MiB < first.piled_up < 40 * MiB
+
+
+def test_table_and_json_carry_the_same() -> None:
+    why = neutracer.explain(DATA / "frag_default.pickle")
+    table = why.bill.table()
+    assert table["bytes"].tolist() == [one.bytes for one in why.bill.terms]
+    assert table[0].term == why.bill.terms[0].term
+    plain = json.loads(json.dumps(why.to_dict()))["bill"]
+    assert [one["bytes"] for one in plain["terms"]] == table["bytes"].tolist()
+    assert plain["limit_bytes"] == 2048 * MiB
+
+
+def test_text_sums_what_it_leaves_out() -> None:
+    lines = tuple(BillTerm(term="line", bytes=one * MiB) for one in range(9, 0, -1))
+    bill = Bill(45 * MiB, "device", 0, 0, 0, "round", lines)
+    block = bill.block()
+    assert len(block.rows) == 7
+    assert "4 more lines" in block.rows[5]
+
+
+def test_holders_of_the_sidecar_are_in_bill_and_verdict() -> None:
+    snap = neutracer.load(DATA / "leak_list.pickle.xz")
+    facts = OomFacts(device=0, segment_bytes=64 * MiB, device_total_bytes=1 << 30)
+    why = neutracer.explain(snap, facts=facts)
+    line = max(why.bill.lines, key=lambda one: one.piled_up)
+    facts = replace(facts, holders=((str(line.place), "module __main__ → kept → [3]"),))
+    assert OomFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
+    again = neutracer.explain(snap, facts=facts)
+    held = next(one for one in again.bill.lines if one.place == line.place)
+    assert held.holder == "module __main__ → kept → [3]"
+    leak = next(one for one in again.verdicts if one.kind == "leak")
+    assert "held by module __main__ → kept → [3]" in [note.text for note in leak.evidence]
+
+
+def test_holders_of_a_block_are_the_programs_names() -> None:
+    torch = pytest.importorskip("torch")
+    from neutracer.leak.holders import holders_of
+
+    kept = {"history": [torch.ones(1 << 16)]}
+    tensor = kept["history"][0]
+    at, size = tensor.data_ptr(), tensor.nbytes
+    del tensor
+    (chain,) = holders_of([(at, size)])
+    assert "history" in chain
+    assert holders_of([(1, 1)]) == ()
