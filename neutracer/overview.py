@@ -10,13 +10,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neutracer.errors import NeutracerError
 from neutracer.fragmentation.findings import band
 from neutracer.fragmentation.report import FragmentationReport, device_fragmentation
 from neutracer.leak.trend import trend_of_trace
-from neutracer.oom.case import Verdict
+from neutracer.oom.bill import Bill
 from neutracer.oom.facts import OomFacts, facts_of
 from neutracer.question import after_caveats, first_findings, opened
 from neutracer.render.document import (
@@ -50,6 +50,9 @@ from neutracer.trace.stacks import (
 )
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_duration_us
+
+if TYPE_CHECKING:
+    from neutracer.oom.explain import ExplainReport
 
 # ---- Devices -----------------------------------------------------------------------------
 
@@ -115,6 +118,7 @@ class DeviceOverview(PlainRow):
         duration_us: From the first event to the last; None if unknown.
         history_complete: As `Snapshot.history_complete`.
         end_known: False if the file has a history but no segments, and `memory_stats` is void.
+        bill: Where the memory was at the last failure, as `explain` has it; None: none failed.
     """
 
     device: int
@@ -128,6 +132,7 @@ class DeviceOverview(PlainRow):
     duration_us: int | None
     history_complete: bool | None
     end_known: bool = True
+    bill: Bill | None = None
 
 
 def device_overview(
@@ -473,7 +478,7 @@ _MOST_PLACES = 8
 
 def failure_findings(
     snap: Snapshot, timeline: Timeline, file: str, facts: OomFacts | None
-) -> tuple[tuple[Finding, ...], set[str]]:
+) -> tuple[tuple[Finding, ...], set[str], Bill | None]:
     """A finding per place of failed requests, with the verdict on its largest request.
 
     Args:
@@ -481,11 +486,12 @@ def failure_findings(
         facts: The facts beside the snapshot.
 
     Returns:
-        The findings, and the kinds of the verdicts in them.
+        The findings, the kinds of the verdicts in them, and the bill of the last place.
     """
     kinds: set[str] = set()
+    bill: Bill | None = None
     if not timeline.facts["oom_count"]:
-        return (), kinds
+        return (), kinds, None
     by_place: dict[Place, list[int]] = {}
     for event, name in enumerate(timeline.events["action"]):
         if name == "oom":
@@ -498,7 +504,9 @@ def failure_findings(
         event = max(events, key=lambda number: (sizes[number], number))
         times = f", {format_count(len(events))} times from one place" if len(events) > 1 else ""
         message = f"out of memory: requested {format_bytes(sizes[event])}{times}"
-        main = _main(snap, timeline, event, facts)
+        why = _explained(snap, timeline, event, facts)
+        main = None if why is None else why.main
+        bill = bill if why is None else why.bill
         notes: tuple[Note, ...] = (Note("asked for by", place),)
         advice: tuple[Note, ...] = ()
         if main is not None:
@@ -512,17 +520,18 @@ def failure_findings(
             advice = (*advice, Note("more", detail=Copyable(f"{more}{which}")))
         kind, size = "out_of_memory", sizes[event]
         found.append(Finding(kind, Severity.SEVERE, size, message, notes, advice, event))
-    return tuple(found), kinds
+    return tuple(found), kinds, bill
 
 
-def _main(snap: Snapshot, timeline: Timeline, event: int, facts: OomFacts | None) -> Verdict | None:
+def _explained(
+    snap: Snapshot, timeline: Timeline, event: int, facts: OomFacts | None
+) -> ExplainReport | None:
     from neutracer.oom.explain import explained
 
     try:
-        why = explained(snap, timeline.device, facts or OomFacts(), event=event)
+        return explained(snap, timeline.device, facts or OomFacts(), event=event)
     except (NeutracerError, ValueError):
         return None
-    return why.main
 
 
 def trend_findings(
@@ -766,6 +775,8 @@ class OverviewReport(Report):
         blocks = _entries(self._flaws)
         for device in self.devices:
             blocks.append(totals_table(device))
+            if device.bill is not None:
+                blocks.append(device.bill.block())
         blocks.extend(_entries(self.findings[len(self._flaws) :]))
         for device in self.devices:
             blocks.extend(holder_tables(device, len(self.devices) > 1))
@@ -850,17 +861,18 @@ def overview(
     if device is None:
         # A process's file also lists the devices that it does not use.
         entries = [pair for pair in entries if _is_used(pair[0])] or entries
-    devices = tuple(entry for entry, _ in entries)
     findings: list[Finding] = []
-    by_device = []
+    by_device, billed = [], []
     # Follow-up commands on a file are about its devices, not the host's pinned memory.
     name = "" if snap.is_pinned else file
     for entry, fragmented in entries:
-        found = _found_on(snap, entry, name, fragmented)
-        where = f"{named_device(entry)}: " if len(devices) > 1 else ""
+        found, bill = _found_on(snap, entry, name, fragmented)
+        billed.append(entry if bill is None else replace(entry, bill=bill))
+        where = f"{named_device(entry)}: " if len(entries) > 1 else ""
         findings += [replace(one, message=where + one.message) for one in found]
         own = (*first_findings(snap, device=entry.device), *ranked(found))
         by_device.append((entry.device, own))
+    devices = tuple(billed)
     first = first_findings(snap, device=None if device is None else chosen[0])
     made = OverviewReport(
         file=os.path.basename(file or title),
@@ -895,19 +907,21 @@ def _is_used(entry: DeviceOverview) -> bool:
 
 def _found_on(
     snap: Snapshot, entry: DeviceOverview, name: str, fragmented: tuple[Finding, ...]
-) -> list[Finding]:
-    """The findings on one device; `name` is its file in follow-up commands."""
+) -> tuple[list[Finding], Bill | None]:
+    """The findings on one device, and the bill of its last failure; `name` is its file in
+    follow-up commands."""
     timeline = snap.timeline(entry.device)
-    failures, causes = failure_findings(snap, timeline, name, facts_of(snap.beside))
+    failures, causes, bill = failure_findings(snap, timeline, name, facts_of(snap.beside))
     if any(one.kind == "pending_frees" for one in fragmented):
         # Reserved memory grows because blocks wait, not because sizes differ.
         causes |= {"cache_growth"}
-    return [
+    found = [
         *failures,
         *trend_findings(snap, timeline, name, causes),
         *fragmented,
         *late_gradients_finding(timeline),
     ]
+    return found, bill
 
 
 def _entries(findings: tuple[Finding, ...]) -> list[Block]:

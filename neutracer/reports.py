@@ -34,6 +34,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.monitor.exporter import MetricsServer
     from neutracer.monitor.memory_monitor import Alert
     from neutracer.monitor.phases import Phase
+    from neutracer.oom.bill import Bill, BillTerm
     from neutracer.oom.case import Verdict
     from neutracer.oom.explain import ExplainReport
     from neutracer.oom.page import OomReport
@@ -59,6 +60,8 @@ __all__ = [
     "AliveReport",
     "AutogradCycle",
     "AutogradCyclesReport",
+    "Bill",
+    "BillTerm",
     "CellReport",
     "Churn",
     "CycleWatch",
@@ -114,6 +117,7 @@ _MODULES = {
     "neutracer.leak.diff": ("DiffReport",),
     "neutracer.leak.trend": ("LeakTrendReport",),
     "neutracer.oom.page": ("OomReport",),
+    "neutracer.oom.bill": ("Bill", "BillTerm"),
     "neutracer.oom.case": ("Verdict",),
     "neutracer.oom.explain": ("ExplainReport",),
     "neutracer.oom.watch": ("OomWatch",),

@@ -87,6 +87,14 @@ class Bill(PlainRow):
             was there before the last of them is told from the rest.
         unit: "step", "round", or "stretch" where the trace shows neither.
         terms: The terms, in the order of the sum.
+
+    Example:
+        >>> import neutracer
+        >>> bill = neutracer.explain("tests/data/frag_default.pickle").bill
+        >>> sum(term.bytes for term in bill.terms) == bill.limit_bytes == 2 << 30
+        True
+        >>> bill.lines[0].place.line, bill.lines[0].bytes >> 20
+        (155, 405)
     """
 
     limit_bytes: int
