@@ -11,6 +11,7 @@ Example:
 """
 
 # TAB shows what has no underscore: the public names.
+import gc as _gc
 import importlib as _importlib
 import typing as _typing
 
@@ -185,7 +186,15 @@ def _importer(
     def find(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
-        value = namespace[name] = getattr(_importlib.import_module(homes[name]), name)
+        # An import allocates enough for a collection, which would free the very garbage that
+        # the program is about to ask for.
+        collects = _gc.isenabled()
+        _gc.disable()
+        try:
+            value = namespace[name] = getattr(_importlib.import_module(homes[name]), name)
+        finally:
+            if collects:
+                _gc.enable()
         return value
 
     return find

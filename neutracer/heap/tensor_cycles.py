@@ -148,10 +148,22 @@ def find_tensor_cycles(
         >>> [(cycle.chain, cycle.garbage) for cycle in found if cycle.objects == 1][0]
         ('list of 2[1] → list of 2', False)
     """
-    min_bytes = least_bytes(min_bytes)
-    device_type, index = device_filter(device)
-    prepare_heap()
-    found = core.find_cycles(device_type, index, min_bytes, _MOST_SHAPES, include_alive)
+    # What this call allocates itself would collect the garbage that is asked about. Plain calls:
+    # a context manager would be the first such object.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        min_bytes = least_bytes(min_bytes)
+        device_type, index = device_filter(device)
+        prepare_heap()
+        found = core.find_cycles(device_type, index, min_bytes, _MOST_SHAPES, include_alive)
+    finally:
+        if collects:
+            gc.enable()
+    return _cycles_report(found)
+
+
+def _cycles_report(found: dict[str, Any]) -> TensorCyclesReport:
     parts = [(found["garbage"], True), (found["alive"], False)]
     described = [(part, garbage) for part, garbage in parts if part is not None]
     cycles = _cycles(described)
@@ -200,9 +212,15 @@ def garbage_bytes(device: object = None) -> int:
         >>> garbage_bytes("cpu") if "torch" in sys.modules else 0   # doctest: +SKIP
         0
     """
-    device_type, index = device_filter(device)
-    prepare_heap()
-    found = core.find_cycles(device_type, index, 0, 0, False)["garbage"]
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        device_type, index = device_filter(device)
+        prepare_heap()
+        found = core.find_cycles(device_type, index, 0, 0, False)["garbage"]
+    finally:
+        if collects:
+            gc.enable()
     return 0 if found is None else int(found["bytes"] + found["loose_bytes"])
 
 

@@ -428,9 +428,9 @@ def free_bytes(group: dict[str, Any]) -> int:
 
 # A failure with all that its verdicts are given on, each thing looked up once.
 
-#: Less than this share of the reserved memory free inside is what every allocator leaves: the
-#: recorded training steps have 1.5 to 4 % at their peaks under expandable segments, the least
-#: fragmented way that PyTorch has.
+#: This share of the reserved memory free inside is what every setting leaves: the recorded
+#: training steps have 1.5 to 4 % at their peaks under expandable segments, the least fragmented
+#: way that PyTorch has.
 CRUMBS = 0.02
 
 # What was in use before the trace is at most this share of what is in use, for a replay to

@@ -12,7 +12,7 @@ from itertools import pairwise
 from math import isqrt
 from typing import Any
 
-from neutracer.oom.case import CRUMBS, KINDS, Case, Cause, Remedy, Verdict, free_bytes, least_worth
+from neutracer.oom.case import KINDS, Case, Cause, Remedy, Verdict, free_bytes, least_worth
 from neutracer.oom.facts import Budget
 from neutracer.oom.steps import Demand, Growth, saw_tooth
 from neutracer.render.document import Copyable, Note, Place
@@ -232,16 +232,16 @@ def fragmentation(case: Case) -> Verdict | None:
     free, headroom = room.own_free, room.budget.headroom
     suffices = free + headroom >= size
     rounds = any(case.snap.settings_in_force["roundup_power2_divisions"])
-    if free < LEAST_CURE * room.budget.usable and not rounds:
+    is_little = free < LEAST_CURE * room.budget.usable
+    if is_little and not rounds:
         return None
     if not (suffices and free) and free < least_worth(size) and not rounds:
         return None
     advice = settings_advice(case.snap, room.device, case.failure.event, room.budget, case.replays)
     if not suffices and not advice.is_sure and free < least_worth(size):
         return None
-    # Crumbs are what any allocator leaves over: not the cause unless a setting shows it. Where
-    # every setting was tried and none would do, it is no matter of fragmentation.
-    untried = suffices and not is_crumbs(case) and not (advice.tried and case.shows_most)
+    # Where every setting was tried and none would do, it is no matter of fragmentation.
+    untried = suffices and not is_little and not (advice.tried and case.shows_most)
     suffices = advice.is_sure or untried
     pins = _pins(case)
     evidence = [Note(_free_text(case, free, headroom)), *pins, *_rounding(case)]
@@ -263,15 +263,6 @@ def fragmentation(case: Case) -> Verdict | None:
     if suffices and advice.notes:
         remedy = Remedy("settings", setting=advice.setting)
     return Verdict("fragmentation", free, tuple(evidence), steps, message, suffices, remedy)
-
-
-def is_crumbs(case: Case) -> bool:
-    """Whether what is free inside is very little of what is reserved.
-
-    A leak, or a device that is full, ends in a request that the last crumbs together would
-    hold whenever that request is small: to call it fragmentation would hide the cause.
-    """
-    return case.room.own_free < CRUMBS * case.room.reserved
 
 
 def _rounding(case: Case) -> list[Note]:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -254,3 +256,28 @@ def test_tensors_of_a_huge_ring_are_told() -> None:
     del first, last
     (cycle,) = find(include_alive=False)
     assert [tensor.shape for tensor in cycle.tensors] == [(cases.SIZE,)] * 4
+
+
+FIRST_LOOK = """
+import torch, neutracer
+class Node: pass
+def drop():
+    node = Node()
+    node.me, node.tensor = node, torch.zeros(1000)
+drop()
+print({expression})
+"""
+
+
+@pytest.mark.parametrize(
+    ("expression", "shown"),
+    [
+        ("len(neutracer.find_tensor_cycles(device='cpu'))", "1"),
+        ("neutracer.garbage_bytes('cpu')", "4000"),
+    ],
+)
+def test_the_first_look_of_a_process_collects_nothing(expression: str, shown: str) -> None:
+    script = FIRST_LOOK.format(expression=expression)
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert (done.stdout.strip(), done.stderr) == (shown, "")
