@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -312,10 +312,15 @@ def cycle_garbage(case: Case) -> Verdict | None:
         suffices = room.would_hold(freed=frozenset(known))
     else:
         suffices = room.own_free + room.budget.headroom + garbage >= size
-    advice = (
+    advice: tuple[Note, ...] = (
         Note("break the cycles: neutracer.warn_tensor_cycles() names them with the reference"),
         Note("until then neutracer.collect_on_pressure() collects before memory runs short"),
     )
+    if case.facts.collects is False:
+        off = Note("Python's collector was switched off (gc.disable()).")
+        evidence = (*evidence, off)
+        on = Note("leave gc on, or call gc.collect() every few steps: nothing else frees cycles")
+        advice = (on, advice[0])
     held = format_bytes(garbage)
     message = f"garbage: reference cycles held {held} that only the collector frees"
     remedy = Remedy("break_cycles", place=_first_place(evidence))
@@ -406,6 +411,46 @@ def _pool_advice(groups: list[dict[str, Any]], kept_back: bool) -> tuple[Note, .
             Note("allocate on one stream, and use the tensors on the others (record_stream)")
         )
     return tuple(advice)
+
+
+def made_again(case: Case) -> Verdict | None:
+    """Models or optimizers that were made again, in a later round, while the older are there."""
+    timeline, rounds = case.timeline, case.rounds
+    if timeline is None or rounds is None:
+        return None
+    rows, role = timeline.allocations, timeline.passes.role
+    made, sizes, stacks = (rows.codes(name) for name in ("alloc_event", "size", "stack"))
+    alike: dict[tuple[int, int], dict[int, list[int]]] = {}
+    for row in case.live_rows:
+        if made[row] >= 0 and role[made[row]] in (Role.BUILD, Role.STATE):
+            number = bisect_right(rounds.begins, made[row])
+            alike.setdefault((stacks[row], sizes[row]), {}).setdefault(number, []).append(row)
+    # The newest of each is what the program works with.
+    older = [
+        row
+        for by_round in alike.values()
+        for number, found in by_round.items()
+        if number != max(by_round)
+        for row in found
+    ]
+    nbytes = sum(sizes[row] for row in older)
+    if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
+        return None
+    by_line = grouped((case.snap.stacks[stacks[row]], sizes[row], 1) for row in older)
+    evidence = tuple(
+        Note(f"{format_bytes(size)} in {format_count(count, 'block')} made before by", place)
+        for place, size, count in by_line[:_TOLD]
+    )
+    advice = (
+        Note("let go of the models that are made here, their gradients and optimizers:",
+             by_line[0][0]),
+        Note("what keeps one is often small: a scheduler, a closure, a list of results"),
+    )  # fmt: skip
+    message = f"models made before are still there: {format_bytes(nbytes)}"
+    at = rows.codes("address")
+    suffices = case.room.would_hold(freed=frozenset(at[row] for row in older))
+    remedy = Remedy("release", place=by_line[0][0])
+    return Verdict("leak", nbytes, evidence, advice, message, suffices, remedy)
 
 
 def retry(case: Case) -> Verdict | None:
@@ -692,8 +737,21 @@ def _let_go(case: Case, of_modules: bool) -> str:
     return "drop what is no longer needed, move it to the CPU, or keep numbers (loss.item()):"
 
 
+# What a chain of holders says where an exception keeps the frames that it came through.
+_OF_AN_EXCEPTION = ("traceback", "__context__", "__cause__")
+
+
 def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
     notes: tuple[Note, ...]
+    held = dict(case.facts.holders).get(str(growth.growers[0].place), "")
+    if any(word in held for word in _OF_AN_EXCEPTION):
+        notes = (
+            Note(
+                "keep str(error), not the exception: its traceback keeps frames and their tensors"
+            ),
+            Note(f"it is held by {held}"),
+        )
+        return notes, Remedy("release", place=growth.growers[0].place)
     if growth.create_graph is not None:
         notes = (
             Note(
@@ -1311,6 +1369,9 @@ def verdicts_of(case: Case) -> tuple[Verdict, ...]:
     state = first_state(case)
     if state is not None:
         return _with_state(case, state, found)
+    models = made_again(case) if case.growth is None else None
+    if models is not None and models.suffices:
+        return (models, *ranked(case, found))
     needs = None
     if case.growth is None:
         needs = new_holder(case) or too_large_a_step(case)

@@ -61,6 +61,7 @@ class OomFacts:
         others_bytes: What other processes had on it.
         garbage_bytes: What tensors held that only a collection would have freed.
         garbage_addresses: Where such memory begins, as far as known.
+        collects: Whether Python's collector was on (`gc.isenabled()`).
         time_us: When it was, in microseconds since the epoch.
         stack: The Python stack: file, line and function, innermost first.
         tensors: The tensors of the program's innermost frame: "x: (64, 1024) float32".
@@ -81,6 +82,7 @@ class OomFacts:
     others_bytes: int | None = None
     garbage_bytes: int | None = None
     garbage_addresses: tuple[int, ...] = ()
+    collects: bool | None = None
     time_us: int | None = None
     stack: tuple[tuple[str, int, str], ...] = ()
     tensors: tuple[str, ...] = ()
@@ -134,7 +136,7 @@ class OomFacts:
         if not isinstance(plain, Mapping) or plain.get("schema") != OOM_SCHEMA:
             raise ValueError(f"facts of an out-of-memory error have the schema {OOM_SCHEMA!r}")
         found: dict[str, Any] = {n: plain[n] for n in _COUNTS if _is_count(plain.get(n))}
-        for name in ("grad_enabled", "is_rounded"):
+        for name in ("collects", "grad_enabled", "is_rounded"):
             if isinstance(plain.get(name), bool):
                 found[name] = plain[name]
         for name in ("message", "handling"):
@@ -166,8 +168,9 @@ class OomFacts:
             value = getattr(self, field.name)
             if value is not None and value != () and value != "" and value is not False:
                 plain[field.name] = [*value] if isinstance(value, tuple) else value
-        if self.grad_enabled is not None:
-            plain["grad_enabled"] = self.grad_enabled
+        for name in ("collects", "grad_enabled"):
+            if getattr(self, name) is not None:
+                plain[name] = getattr(self, name)
         plain["stack"] = [list(frame) for frame in self.stack]
         return plain
 

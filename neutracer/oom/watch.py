@@ -287,7 +287,7 @@ def write_down(
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _Work(told, frame, directory, seconds).done()
+        return _Work(told, frame, directory, seconds, collects).done()
     finally:
         if collects:
             gc.enable()
@@ -297,9 +297,15 @@ class _Work:
     """One report in the making."""
 
     def __init__(
-        self, told: OutOfMemory, frame: FrameType | None, directory: str, seconds: float
+        self,
+        told: OutOfMemory,
+        frame: FrameType | None,
+        directory: str,
+        seconds: float,
+        collects: bool,
     ) -> None:
         self._told = told
+        self._collects = collects
         self._frame = frame
         self._begin = time.monotonic()
         self._end = self._begin + seconds
@@ -322,6 +328,7 @@ class _Work:
         facts = self._tried("the program's part", lambda: facts_of(told, self._frame))
         if facts is None:
             facts = OomFacts(device=told.device, segment_bytes=told.asked_bytes)
+        facts = replace(facts, collects=self._collects)
         tensors = self._tried("the program's tensors", lambda: living_tensors("cuda")) or {}
         process = self._tried("memory_stats()", lambda: self._process(tensors)) or {}
         explained = None
