@@ -12,9 +12,10 @@ from itertools import pairwise
 from math import isqrt
 from typing import Any
 
+from neutracer.oom.bill import Bill
 from neutracer.oom.case import KINDS, Case, Cause, Remedy, Verdict, free_bytes, least_worth
 from neutracer.oom.facts import Budget
-from neutracer.oom.steps import Demand, Growth, saw_tooth
+from neutracer.oom.steps import FEWEST, Demand, Growth, saw_tooth
 from neutracer.render.document import Copyable, Note, Place
 from neutracer.trace.beside import DeviceRoom
 from neutracer.trace.roles import Role, role_of
@@ -680,6 +681,38 @@ def leak(case: Case) -> Verdict | None:
     advice, remedy = _leak_advice(case, growth)
     suffices = case.room.would_hold(freed=growth.addresses)
     return Verdict("leak", growth.bytes, _evidence(case, growth), advice, message, suffices, remedy)
+
+
+def young_pile(case: Case, bill: Bill) -> Verdict | None:
+    """What piled up in too few steps for a trend: lines of the bill that rose in most of them."""
+    timeline, rounds = case.timeline, case.rounds
+    lines = [one for one in bill.lines if one.piled_up]
+    nbytes = sum(one.piled_up for one in lines)
+    if timeline is None or rounds is None or case.growth is not None:
+        return None
+    if len(rounds.begins) > FEWEST:
+        # Enough of them for `growth_of`, which found that it does not last.
+        return None
+    if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
+        return None
+    rows, places = timeline.allocations, timeline.places
+    made, stacks, at = (rows.codes(name) for name in ("alloc_event", "stack", "address"))
+    grown = {one.place for one in lines}
+    begin, end = rounds.begins[1], rounds.begins[-1]
+    kept = [
+        row for row in case.live_rows if begin <= made[row] < end and places[stacks[row]] in grown
+    ]
+    unit = f"{bill.rounds} {rounds.unit}s"
+    evidence = tuple(
+        Note(f"{format_bytes(one.piled_up)} more than {unit} before, by", one.place)
+        for one in lines[:_TOLD]
+    )
+    graph = sum(one.piled_up for one in lines if one.category == "activation")
+    advice = (Note(_let_go(case, 2 * graph > nbytes), lines[0].place),)
+    message = f"leak: {format_bytes(nbytes)} piled up over {unit}"
+    suffices = case.room.would_hold(freed=frozenset(at[row] for row in kept))
+    remedy = Remedy("release", place=lines[0].place)
+    return Verdict("leak", nbytes, evidence, advice, message, suffices, remedy)
 
 
 def cache_growth(case: Case) -> Verdict | None:
@@ -1355,7 +1388,7 @@ _CAUSES: tuple[Cause, ...] = (
 )
 
 
-def verdicts_of(case: Case) -> tuple[Verdict, ...]:
+def verdicts_of(case: Case, bill: Bill) -> tuple[Verdict, ...]:
     """What was in the way: first what lets the program go on, or takes it furthest."""
     if case.room.holds:
         return (had_room(case),)
@@ -1372,6 +1405,9 @@ def verdicts_of(case: Case) -> tuple[Verdict, ...]:
     models = made_again(case) if case.growth is None else None
     if models is not None and models.suffices:
         return (models, *ranked(case, found))
+    pile = young_pile(case, bill)
+    if pile is not None and pile.suffices:
+        found.append(pile)
     needs = None
     if case.growth is None:
         needs = new_holder(case) or too_large_a_step(case)

@@ -449,8 +449,9 @@ def explained(
     case = _case(snap, number, timeline, failure, known, capacity, thorough, event)
     fits = request is not None and case.room.holds
     notes += _notes(snap, case)
-    verdicts = () if fits or case.is_unknown else verdicts_of(case)
-    return _report(case, verdicts, request is not None, ooms, notes)
+    bill = bill_of(case)
+    verdicts = () if fits or case.is_unknown else verdicts_of(case, bill)
+    return _report(case, bill, verdicts, request is not None, ooms, notes)
 
 
 def holder_names(
@@ -605,6 +606,7 @@ def _notes(snap: Snapshot, case: Case) -> list[str]:
 
 def _report(
     case: Case,
+    bill: Bill,
     verdicts: Sequence[Verdict],
     is_question: bool,
     ooms: tuple[int, ...],
@@ -648,7 +650,7 @@ def _report(
         capacity_bytes=budget.total,
         non_torch_bytes=budget.non_torch,
         garbage_bytes=case.facts.garbage_bytes,
-        bill=bill_of(case),
+        bill=bill,
         holders=case.holdings[:_MOST_HOLDINGS],
         categories=case.categories,
         modules=case.modules,
