@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -271,8 +272,8 @@ def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
 
     Args:
         obj: The object.
-        max_paths: The most chains, 1 to 100. They end in different referrers unless there is
-            only one.
+        max_paths: The most chains, 1 to 100. They end in different referrers, or are different
+            names in one dict.
 
     Returns:
         The chains, shortest first. The report refers to no object of the program.
@@ -294,6 +295,7 @@ def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
     # The list keeps the object out of this call's variables.
     target = [obj]
     del obj
+    names = _names_in_dicts(target)
     found = find_ways(target, max_paths + _SPARE_WAYS)
     if found is None:
         return AliveReport(
@@ -307,12 +309,41 @@ def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
             graph=ObjectGraph((), ()),
         )
     del target
-    return _report(found, max_paths)
+    return _report(found, names, max_paths)
 
 
-def _report(found: Found, max_paths: int) -> AliveReport:
+def _names_in_dicts(target: list[Any]) -> list[tuple[str, ...]]:
+    """The names of one object in each dict that has it under several."""
+    found = []
+    for referrer in gc.get_referrers(target[0]):
+        if type(referrer) is dict:
+            names = [key for key, value in list(referrer.items()) if value is target[0]]
+            if len(names) > 1 and all(isinstance(name, str) for name in names):
+                found.append(tuple(names))
+    return found
+
+
+def _with_names(ways: Sequence[Way], names: Sequence[tuple[str, ...]]) -> Iterator[Way]:
+    """The ways, and after each the same by the other names in the dict that it ends in.
+
+    A walk finds one way through each referrer. Where two dicts have a name in common, it is not
+    known which of them a way ends in, and no other name is told.
+    """
+    for way in ways:
+        yield way
+        if not way.edges:
+            continue
+        edge = way.edges[-1]
+        for shown in (str, repr):
+            own = [each for each in names if edge.name in map(shown, each)]
+            for name in own[0] if len(own) == 1 else ():
+                if shown(name) != edge.name:
+                    yield replace(way, edges=(*way.edges[:-1], replace(edge, name=shown(name))))
+
+
+def _report(found: Found, names: Sequence[tuple[str, ...]], max_paths: int) -> AliveReport:
     plain = [way for way in found.ways if all(edge.kind != "globals" for edge in way.edges)]
-    ways = tuple(plain or found.ways)[:max_paths]
+    ways = tuple(_with_names(plain or found.ways, names))[:max_paths]
     label = _target_text(found.target)
     nbytes = found.target.bytes
     if found.loose:

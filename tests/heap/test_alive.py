@@ -401,3 +401,21 @@ def test_class_body_has_its_variable_named() -> None:
         found = chains(weakref.ref(part))
 
     assert Body.found[0].endswith("→ local part")
+
+
+def test_each_name_in_one_dict_is_a_chain() -> None:
+    kept = {"first": [object()]}
+    kept["second"] = kept["first"]
+    held = why_alive(kept["first"])
+    ends = [chain.rpartition(" → ")[2] for chain in held.chains]
+    assert {"['first']", "['second']"} <= set(ends)
+    assert len(set(held.chains)) == len(held.chains)
+
+
+def test_a_name_that_two_dicts_share_is_not_guessed_from() -> None:
+    value = [object()]
+    one, other = {"a": value, "b": value}, {"a": value, "c": value}
+    held = why_alive(one["a"], max_paths=20)
+    assert not any("other" in chain and "['b']" in chain for chain in held.chains)
+    assert not any("one" in chain and "['c']" in chain for chain in held.chains)
+    del other
