@@ -833,8 +833,10 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
 
 
 def _again(site: _Site) -> str:
-    where = site.report.text if site.report is not None else "no report"
-    return f"neutracer: out of memory again at this place ({site.count} times); first: {where}"
+    count = f"out of memory again at this place ({site.count} times)"
+    if site.report is None:
+        return f"neutracer: {count}; no report"
+    return f"{site.report.note}\n  {count}: this is said of the first"
 
 
 def _is_same(said: OomFacts, told: OutOfMemory) -> bool:
