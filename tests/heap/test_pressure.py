@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -76,6 +77,36 @@ def test_garbage_is_collected_under_pressure() -> None:
     assert done.garbage_bytes == 4 * cases.SIZE
     assert neutracer.garbage_bytes("cpu") == 0
     assert "collected at 95 % of the device" in str(done).replace("95.0", "95")
+
+
+class Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.out = torch.sigmoid(x)
+        return ctx.out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * ctx.out * (1 - ctx.out)
+
+
+def chain_of_cycles(depth: int) -> None:
+    y = torch.randn(1024, requires_grad=True)
+    for _ in range(depth):
+        y = y * Gated.apply(y)
+
+
+def test_a_chain_of_cycles_is_collected_to_its_end() -> None:
+    chain_of_cycles(6)
+    first = neutracer.garbage_bytes("cpu")
+    told: list[Any] = []
+    with collector(full, callback=told.append) as handle:
+        assert wait_for(lambda: bool(told))
+    assert told[0].garbage_bytes == first > 0
+    assert len(handle.collections) == 1
+    assert neutracer.garbage_bytes("cpu") == 0
+    gc.collect()
+    assert neutracer.garbage_bytes("cpu") == 0
 
 
 def test_nothing_is_collected_without_pressure() -> None:
