@@ -478,3 +478,34 @@ def test_another_allocator_is_said_in_one_sentence(fake, tmp_path):
             assert "\n" not in note
             assert watch.seen == 1
     assert watch.reports == ()
+
+
+def retried(fake):
+    with pytest.raises(fake.module.OutOfMemoryError):
+        fake.run_out(48 * MIB)
+    try:
+        raise ValueError("the attempt before")
+    except ValueError:
+        return there(fake)
+
+
+@pytest.mark.parametrize("ends", [here, retried, lambda fake: here(fake, 200 * MIB)])
+@pytest.mark.parametrize("count", [0, 5, 40])
+def test_one_failure_has_one_cause_wherever_it_is_told(fake, tmp_path, ends, count):
+    with neutracer.oom_report(tmp_path, seconds=PLENTY) as watch:
+        if count:
+            fake.allocate(count)
+        error = ends(fake)
+    report = watch.reports[-1]
+    said = report.verdict
+    assert said
+    why = neutracer.explain(report.snapshot)
+    assert why.verdicts[0].message == said
+    assert why.bill.to_dict() == report.explained["bill"]
+    assert " ".join(said.split()) in " ".join(Path(report.text).read_text("utf-8").split())
+    found = neutracer.report(report.snapshot)
+    (failed,) = [one for one in found.findings if one.event == why.event][:1]
+    assert f"Why: {said}." in [note.text for note in failed.evidence]
+    assert found.devices[0].bill.to_dict() == why.bill.to_dict()
+    if HAS_NOTES:
+        assert notes_of(error)[0].startswith(f"neutracer: {said}")
