@@ -148,19 +148,25 @@ def find_tensor_cycles(
         >>> [(cycle.chain, cycle.garbage) for cycle in found if cycle.objects == 1][0]
         ('list of 2[1] → list of 2', False)
     """
-    # What this call allocates itself would collect the garbage that is asked about. Plain calls:
-    # a context manager would be the first such object.
+    return _cycles_report(_walked(device, min_bytes, _MOST_SHAPES, include_alive))
+
+
+def _walked(device: object, min_bytes: int, shapes: int, include_alive: bool) -> dict[str, Any]:
+    """What the core finds in the heap, as it is when this is called.
+
+    Called first thing, and with nothing before it: what is allocated meanwhile would collect
+    the garbage that is asked about. A context manager would be the first such object.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
-        min_bytes = least_bytes(min_bytes)
+        least = least_bytes(min_bytes)
         device_type, index = device_filter(device)
         prepare_heap()
-        found = core.find_cycles(device_type, index, min_bytes, _MOST_SHAPES, include_alive)
+        return core.find_cycles(device_type, index, least, shapes, include_alive)
     finally:
         if collects:
             gc.enable()
-    return _cycles_report(found)
 
 
 def _cycles_report(found: dict[str, Any]) -> TensorCyclesReport:
@@ -212,15 +218,7 @@ def garbage_bytes(device: object = None) -> int:
         >>> garbage_bytes("cpu") if "torch" in sys.modules else 0   # doctest: +SKIP
         0
     """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        device_type, index = device_filter(device)
-        prepare_heap()
-        found = core.find_cycles(device_type, index, 0, 0, False)["garbage"]
-    finally:
-        if collects:
-            gc.enable()
+    found = _walked(device, 0, 0, False)["garbage"]
     return 0 if found is None else int(found["bytes"] + found["loose_bytes"])
 
 

@@ -124,16 +124,13 @@ class Bill(PlainRow):
 
     def block(self) -> TableBlock:
         """The bill as a table of a page, ten rows or so."""
-        lines, shown = self.lines, []
-        for one in self.terms:
-            if one.term != "line":
-                if one.bytes or one.term == "not reserved":
-                    shown.append(one)
-            elif one in lines[:_SHOWN_LINES]:
-                shown.append(one)
-            elif one is lines[_SHOWN_LINES]:
-                shown.append(_together(lines[_SHOWN_LINES:]))
-        rows = [self._cells(one) for one in shown]
+        lines, told = self.lines, list(self.lines[:_SHOWN_LINES])
+        if len(lines) > _SHOWN_LINES:
+            told.append(_together(lines[_SHOWN_LINES:]))
+        others = [one for one in self.terms if one.bytes or one.term == "not reserved"]
+        outside = [one for one in others if one.term in _OUTSIDE]
+        inside = [one for one in others if one.term not in (*_OUTSIDE, "line")]
+        rows = [self._cells(one) for one in (*outside, *told, *inside)]
         heads: tuple[str, ...] = ("", "", "as what")
         if self.rounds:
             heads = ("", "", "stands", "piled up", f"this {self.unit}")
@@ -179,6 +176,9 @@ def _together(lines: Sequence[BillTerm]) -> BillTerm:
     sums = {name: sum(getattr(one, name) for one in lines) for name in names}
     return BillTerm(term=f"{format_count(len(lines), 'more line')}", **sums)
 
+
+# Terms before those of lines.
+_OUTSIDE = ("others", "not PyTorch's", "unknown")
 
 _WORDS = {
     "others": "other processes",
@@ -230,7 +230,7 @@ def _outside(case: Case) -> tuple[int, str, list[BillTerm], int]:
 
 
 def _rounds(case: Case) -> tuple[str, tuple[int, ...]]:
-    """The unit, and the events at which the last rounds begin; () without a trace."""
+    """The unit, and the events at which rounds begin; none where they say nothing."""
     if case.timeline is None:
         return "round", ()
     if case.rounds is not None:
@@ -293,7 +293,13 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
     """A term for each line that holds memory, the most bytes first."""
     if case.timeline is None:
         return [
-            BillTerm(term="line", bytes=one.bytes, place=one.place, count=one.count)
+            BillTerm(
+                term="line",
+                bytes=one.bytes,
+                place=one.place,
+                count=one.count,
+                this_round=one.bytes,
+            )
             for one in case.holdings
         ]
     timeline, lines = case.timeline, _Lines(case.timeline)

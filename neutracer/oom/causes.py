@@ -414,76 +414,6 @@ def _pool_advice(groups: list[dict[str, Any]], kept_back: bool) -> tuple[Note, .
     return tuple(advice)
 
 
-def made_again(case: Case) -> Verdict | None:
-    """Models or optimizers that were made again, in a later round, while the older are there."""
-    timeline, rounds = case.timeline, case.rounds
-    if timeline is None or rounds is None:
-        return None
-    rows, role = timeline.allocations, timeline.passes.role
-    made, sizes, stacks = (rows.codes(name) for name in ("alloc_event", "size", "stack"))
-    alike: dict[tuple[int, int], dict[int, list[int]]] = {}
-    for row in case.live_rows:
-        if made[row] >= 0 and role[made[row]] in (Role.BUILD, Role.STATE):
-            number = bisect_right(rounds.begins, made[row])
-            alike.setdefault((stacks[row], sizes[row]), {}).setdefault(number, []).append(row)
-    # The newest of each is what the program works with.
-    older = [
-        row
-        for by_round in alike.values()
-        for number, found in by_round.items()
-        if number != max(by_round)
-        for row in found
-    ]
-    nbytes = sum(sizes[row] for row in older)
-    if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
-        return None
-    by_line = grouped((case.snap.stacks[stacks[row]], sizes[row], 1) for row in older)
-    evidence = tuple(
-        Note(f"{format_bytes(size)} in {format_count(count, 'block')} made before by", place)
-        for place, size, count in by_line[:_TOLD]
-    )
-    advice = (
-        Note("let go of the models that are made here, their gradients and optimizers:",
-             by_line[0][0]),
-        Note("what keeps one is often small: a scheduler, a closure, a list of results"),
-    )  # fmt: skip
-    message = f"models made before are still there: {format_bytes(nbytes)}"
-    at = rows.codes("address")
-    suffices = case.room.would_hold(freed=frozenset(at[row] for row in older))
-    remedy = Remedy("release", place=by_line[0][0])
-    return Verdict("leak", nbytes, evidence, advice, message, suffices, remedy)
-
-
-def retry(case: Case) -> Verdict | None:
-    """A retry inside of `except`: the exception that is handled keeps the frames of the attempt
-    that failed, and what they made."""
-    timeline, event = case.timeline, case.failure.event
-    if not case.facts.handling or timeline is None or event is None:
-        return None
-    failed = [at for at in timeline.events.find("action", "oom") if at < event]
-    if not failed:
-        return None
-    begin = max((end for _, end in timeline.passes.backward if end <= failed[-1]), default=0)
-    rows = timeline.allocations
-    made, sizes, at = (rows.codes(name) for name in ("alloc_event", "size", "address"))
-    kept = [row for row in case.live_rows if begin <= made[row] < failed[-1]]
-    nbytes = sum(sizes[row] for row in kept)
-    if nbytes < least_worth(case.failure.size):
-        return None
-    evidence = (
-        Note(f"{case.facts.handling} was being handled: its traceback keeps the frames."),
-        Note(f"{format_bytes(nbytes)} made before that failure are still in use."),
-    )
-    advice = (
-        Note("try again after the except block, not inside of it: set a flag there and go on"),
-        Note("or keep nothing of the exception: traceback.clear_frames(error.__traceback__)"),
-    )
-    message = f"the attempt that failed before still holds {format_bytes(nbytes)}"
-    suffices = case.room.would_hold(freed=frozenset(at[row] for row in kept))
-    remedy = Remedy("release", place=case.place)
-    return Verdict("leak", nbytes, evidence, advice, message, suffices, remedy)
-
-
 # ---- Limits ------------------------------------------------------------------------------
 
 # Causes in the size of things: of the request, of the device, of what others leave of it.
@@ -641,10 +571,6 @@ def process_cap(case: Case) -> Verdict | None:
     if case.demand is not None:
         # The step has more to ask for than this request.
         needed += case.demand.rest
-    elif case.phase.name in ("forward", "backward"):
-        # No step has ended: what one needs is not known, and was hardly half of it. Gradients
-        # and Adam's state are three times the parameters.
-        needed = max(2 * needed, needed + 4 * case.categories.get("parameter", 0))
     if not case.asks_once:
         # A pass goes on, and what it frees on its way leaves holes.
         needed = int(needed * _ROOM_TO_GO_ON)
@@ -736,6 +662,87 @@ def cache_growth(case: Case) -> Verdict | None:
     return Verdict(
         "cache_growth", growth.bytes, _evidence(case, growth), advice, message, suffices, remedy
     )
+
+
+def made_again(case: Case) -> Verdict | None:
+    """Whole models that were made again, in a later round, while the older ones are there.
+
+    A round that makes blocks of the same lines and sizes as the newest that makes any has made
+    the same model before. Layers and experts that are added one by one are no such round.
+    """
+    timeline, rounds = case.timeline, case.rounds
+    if timeline is None or rounds is None:
+        return None
+    rows, role = timeline.allocations, timeline.passes.role
+    made, sizes, stacks = (rows.codes(name) for name in ("alloc_event", "size", "stack"))
+    models: dict[int, list[int]] = {}
+    for row in case.live_rows:
+        if made[row] >= 0 and role[made[row]] == Role.BUILD:
+            models.setdefault(bisect_right(rounds.begins, made[row]), []).append(row)
+    newest = max(models, default=0)
+    shapes = {n: Counter((stacks[row], sizes[row]) for row in own) for n, own in models.items()}
+    copies = [n for n in models if n != newest and shapes[n] == shapes[newest]]
+    if not copies:
+        return None
+    # The state of their optimizers was made before the newest model was.
+    begin = min(made[row] for row in models[newest])
+    older = [row for n in copies for row in models[n]]
+    older += [
+        row for row in case.live_rows if 0 <= made[row] < begin and role[made[row]] == Role.STATE
+    ]
+    nbytes = sum(sizes[row] for row in older)
+    if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
+        return None
+    by_line = grouped((case.snap.stacks[stacks[row]], sizes[row], 1) for row in older)
+    evidence = tuple(
+        Note(f"{format_bytes(size)} in {format_count(count, 'block')} made before by", place)
+        for place, size, count in by_line[:_TOLD]
+    )
+    first = by_line[0][0]
+    advice = (
+        Note("let go of the models that are made here, their gradients and optimizers:", first),
+        Note("what keeps one is often small: a scheduler, a closure, a list of results"),
+    )
+    message = f"models made before are still there: {format_bytes(nbytes)}"
+    at = rows.codes("address")
+    suffices = case.room.would_hold(freed=frozenset(at[row] for row in older))
+    return Verdict(
+        "leak", nbytes, evidence, advice, message, suffices, Remedy("release", place=first)
+    )
+
+
+def retry(case: Case) -> Verdict | None:
+    """A retry inside of `except`: the exception that is handled keeps the frames of the attempt
+    that failed, and what they made: blocks of lines that have run again since."""
+    timeline, event = case.timeline, case.failure.event
+    if "OutOfMemory" not in case.facts.handling or timeline is None or event is None:
+        return None
+    failed = max((at for at in timeline.events.find("action", "oom") if at < event), default=None)
+    if failed is None:
+        return None
+    begins = [end for _, end in timeline.passes.backward]
+    begins += case.rounds.begins if case.rounds is not None and case.rounds.are_steps else ()
+    begin = max((at for at in begins if at <= failed), default=0)
+    rows, asked = timeline.allocations, timeline.events.codes("stack")
+    names = ("alloc_event", "size", "address", "stack")
+    made, sizes, at, stacks = (rows.codes(name) for name in names)
+    again = set(asked[failed + 1 : event + 1]) - {NONE}
+    kept = [row for row in case.live_rows if begin <= made[row] < failed and stacks[row] in again]
+    nbytes = sum(sizes[row] for row in kept)
+    if nbytes < least_worth(case.failure.size):
+        return None
+    evidence = (
+        Note(f"{case.facts.handling} was being handled: its traceback keeps the frames."),
+        Note(f"{format_bytes(nbytes)} made before that failure are still in use."),
+    )
+    advice = (
+        Note("try again after the except block, not inside of it: set a flag there and go on"),
+        Note("or keep nothing of the exception: traceback.clear_frames(error.__traceback__)"),
+    )
+    message = f"the attempt that failed before still holds {format_bytes(nbytes)}"
+    suffices = case.room.would_hold(freed=frozenset(at[row] for row in kept))
+    remedy = Remedy("release", place=case.place)
+    return Verdict("leak", nbytes, evidence, advice, message, suffices, remedy)
 
 
 def _piled_up(case: Case) -> Growth | None:
