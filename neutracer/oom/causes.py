@@ -1105,7 +1105,8 @@ def first_state(case: Case) -> Verdict | None:
     state = sum(sizes[row] for row in makes)
     first = min((made[row] for row in makes), default=case.at)
     # The state of a second optimizer, or of parameters added later, follows other steps.
-    is_first = Role.OPTIMIZER not in role[:first] and Role.STATE not in role[:first]
+    before = {role[at] for at in made if 0 <= at < first}
+    is_first = not before & {Role.OPTIMIZER, Role.STATE}
     passes_since = any(begin > first for begin, _ in timeline.passes.backward)
     if not is_first or passes_since or state < least_worth(case.failure.size):
         return None

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bundle import DATA
+from oom_snapshots import Recording, explained
 
 import neutracer
 from neutracer.oom.bill import Bill, BillTerm, _split
@@ -111,3 +113,110 @@ def test_holders_of_a_block_are_the_programs_names() -> None:
     (chain,) = holders_of([(at, size)])
     assert "history" in chain
     assert holders_of([(1, 1)]) == ()
+
+
+# ---- causes that the bill's shape and the stacks show ------------------------------------
+
+
+def test_a_list_that_frees_nothing_is_a_leak() -> None:
+    recording = Recording()
+    for _ in range(20):
+        recording.own(100, "keep")
+    recording.oom(100, 0, "keep")
+    why = explained(recording, limit_bytes=2048 * MiB, device_total_bytes=80 << 30)
+    assert (why.verdicts[0].kind, why.verdicts[0].remedy.place.line) == ("leak", 30)
+    (line,) = why.bill.lines
+    assert line.piled_up > 0.7 * line.bytes
+
+
+def test_weights_that_are_loaded_are_no_leak() -> None:
+    recording = Recording()
+    for _ in range(20):
+        recording.own(100, "loading")
+    recording.oom(100, 0, "loading")
+    why = explained(recording, device_total_bytes=2048 * MiB)
+    assert "leak" not in [one.kind for one in why.verdicts]
+
+
+def trained(steps: int, build: tuple[int, ...] = (0,), sizes: tuple[int, ...] = (64,)) -> Recording:
+    """Steps of a training; in some of them a model with blocks of these sizes is made."""
+    recording = Recording()
+    scratch = recording.segment(64)
+    for step in range(steps):
+        if step in build:
+            for size in sizes:
+                recording.own(size, "build")
+        recording.metadata = f"step {step}"
+        for stack in ("forward", "backward"):
+            recording.free(recording.alloc(scratch, 40, stack))
+    return recording
+
+
+def test_models_that_are_made_again_are_named() -> None:
+    recording = trained(20, build=(0, 12), sizes=(64, 32))
+    recording.oom(90, 0, "forward")
+    why = explained(recording, device_total_bytes=1024 * MiB)
+    assert why.verdicts[0].message == "models made before are still there: 96 MiB"
+
+
+def test_layers_that_are_added_are_no_older_models() -> None:
+    recording = trained(20, build=(0,), sizes=(64, 64, 64))
+    recording.own(64, "build")
+    recording.metadata = "step 20"
+    recording.oom(90, 0, "forward")
+    why = explained(recording, device_total_bytes=1024 * MiB)
+    assert not any("models made before" in one.message for one in why.verdicts)
+
+
+def test_the_first_step_of_an_optimizer_is_named() -> None:
+    recording = trained(1, sizes=(256,))
+    recording.own(256, "optimizer")
+    recording.oom(256, 0, "optimizer")
+    why = explained(recording, device_total_bytes=1024 * MiB)
+    assert why.verdicts[0].message.startswith("the first optimizer step makes its state: 256 MiB")
+    assert why.verdicts[0].remedy.action == "shard_state"
+
+
+@pytest.mark.parametrize("handling", ["OutOfMemoryError of run (train.py:41)", ""])
+def test_a_retry_inside_of_except_is_named(handling: str) -> None:
+    recording = trained(12, sizes=(64,))
+    recording.metadata = "step 12"
+    recording.own(400, "forward")
+    recording.oom(400, 0, "forward")
+    recording.own(200, "forward")
+    recording.oom(200, 0, "forward")
+    why = explained(recording, device_total_bytes=1024 * MiB, handling=handling)
+    named = why.verdicts[0].message == "the attempt that failed before still holds 400 MiB"
+    assert named == bool(handling)
+
+
+def test_weights_are_no_failed_attempt() -> None:
+    recording = Recording()
+    recording.own(600, "weights")
+    recording.oom(400, 0, "inference")
+    recording.oom(200, 0, "inference")
+    handling = "OutOfMemoryError of serve (server.py:41)"
+    why = explained(recording, device_total_bytes=1024 * MiB, handling=handling)
+    assert not any("attempt that failed" in one.message for one in why.verdicts)
+
+
+def test_little_that_is_free_is_no_fragmentation() -> None:
+    recording = Recording()
+    recording.own(960, "keep")
+    start = recording.segment(40)
+    recording.alloc(start, 2, "keep")
+    recording.oom(64, 20, "program")
+    why = explained(recording, device_total_bytes=1024 * MiB)
+    assert why.free_bytes == 38 * MiB
+    assert "fragmentation" not in [one.kind for one in why.verdicts]
+
+
+def test_without_a_history_all_is_of_this_round() -> None:
+    recording = trained(3)
+    plain = recording.snapshot()
+    plain["device_traces"] = [[] for _ in plain["device_traces"]]
+    facts = OomFacts(device=0, segment_bytes=64 * MiB, device_total_bytes=1 << 30)
+    bill = neutracer.explain(pickle.dumps(plain, 4), facts=facts).bill
+    assert bill.rounds == 0
+    assert all(one.this_round == one.bytes for one in bill.lines)
+    assert sum(one.bytes for one in bill.terms) == bill.limit_bytes
