@@ -69,6 +69,18 @@ class Program:
         calls: Buffer | None = None,
         /,
     ) -> Program: ...
+    def go_on(
+        self,
+        failed: int,
+        begins: Buffer,
+        like: int,
+        after: int,
+        rounds: int,
+        stretch: Buffer | None = None,
+        growth: Buffer | None = None,
+        stays: Buffer | None = None,
+        /,
+    ) -> Program: ...
     def run(self, settings: str | None = None, **options: Any) -> dict[str, Any]: ...
     def find_range(
         self, settings: str | None = None, **options: Any

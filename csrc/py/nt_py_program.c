@@ -58,14 +58,15 @@ static PyObject *
 replay_figures(const nt_replay_figures *f)
 {
     return Py_BuildValue(
-        "{sNsNsNsNsNsNsNsNsNsNsO}", "peak", replay_bytes(f->peak), "final",
+        "{sNsNsNsNsNsNsNsNsNsNsNsO}", "peak", replay_bytes(f->peak), "final",
         replay_bytes(f->final), "segments", replay_number(f->segments), "device_allocs",
         replay_number(f->device_allocs), "device_frees", replay_number(f->device_frees),
         "ooms", replay_number(f->ooms), "retries", replay_number(f->retries), "waits",
         replay_number(f->waits), "stopped_event",
         replay_event(f->is_stopped, f->stopped_event), "beyond_event",
-        replay_event(f->is_beyond, f->beyond_event), "start_rebuilt",
-        f->start_rebuilt ? Py_True : Py_False);
+        replay_event(f->is_beyond, f->beyond_event), "failed_event",
+        replay_event(f->failed_event != NT_EVENT_NEVER, f->failed_event),
+        "start_rebuilt", f->start_rebuilt ? Py_True : Py_False);
 }
 
 static PyObject *
@@ -639,6 +640,75 @@ program_edit(PyObject *self, PyObject *args)
                           self, program);
 }
 
+PyDoc_STRVAR(
+    go_on_doc,
+    "go_on(failed, begins, like, after, rounds, stretch=None, growth=None,\n"
+    "      stays=None, /)\n"
+    "--\n\n"
+    "Another Program: up to the request that failed at event `failed`, which\n"
+    "it makes; then the rest of the round, as round `like` has it behind event\n"
+    "`after`, and `rounds` more, as those before it. `begins` has the events\n"
+    "at which rounds begin (32 bits each), `stretch` what the rest asks for\n"
+    "over what its like did (a double an event), `growth` the bytes that a\n"
+    "request grows by from round to round (64 bits an event).");
+
+static nt_status
+go_on_make(PyObject *self, const Py_buffer *begins, const Py_buffer *stretch,
+           const Py_buffer *growth, const Py_buffer *stays, nt_program_sequel *sequel,
+           nt_program **out, nt_error *err)
+{
+    const size_t count =
+        nt_timeline_event_count(((py_program *)self)->timeline->timeline);
+    if (!edit_fits(stretch, count, sizeof *sequel->stretch) ||
+        !edit_fits(growth, count, sizeof *sequel->growth) ||
+        !edit_fits(stays, count, sizeof *sequel->stays)) {
+        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
+                       "a change has one item for each event");
+    }
+    sequel->begins = begins->buf;
+    sequel->begin_count = (size_t)begins->len / sizeof *sequel->begins;
+    sequel->stretch = stretch->buf;
+    sequel->growth = growth->buf;
+    sequel->stays = stays->buf;
+    const nt_alloc alloc = nt_alloc_system();
+    nt_status status;
+    Py_BEGIN_ALLOW_THREADS status =
+        nt_program_go_on(&alloc, program_of(self), sequel, out, err);
+    Py_END_ALLOW_THREADS return status;
+}
+
+static PyObject *
+program_go_on(PyObject *self, PyObject *args)
+{
+    Py_buffer begins = {.buf = NULL}, stretch = {.buf = NULL};
+    Py_buffer growth = {.buf = NULL}, stays = {.buf = NULL};
+    Py_ssize_t like, rounds;
+    int failed, after;
+    if (!PyArg_ParseTuple(args, "iy*nin|z*z*z*:go_on", &failed, &begins, &like, &after,
+                          &rounds, &stretch, &growth, &stays)) {
+        return NULL;
+    }
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_program *program = NULL;
+    nt_program_sequel sequel = {
+        .failed = failed,
+        .like = (size_t)like,
+        .from = after,
+        .rounds = (size_t)rounds,
+    };
+    const nt_status status =
+        go_on_make(self, &begins, &stretch, &growth, &stays, &sequel, &program, &err);
+    PyBuffer_Release(&begins);
+    PyBuffer_Release(&stretch);
+    PyBuffer_Release(&growth);
+    PyBuffer_Release(&stays);
+    if (status != NT_OK) {
+        return nt_py_raise(status, &err);
+    }
+    return program_object(Py_TYPE(self), (PyObject *)((py_program *)self)->timeline,
+                          self, program);
+}
+
 PyDoc_STRVAR(find_silence_doc,
              "find_silence(progress=None, /)\n--\n\n"
              "Finds out where calls of empty_cache() and ends of private pools may\n"
@@ -692,6 +762,7 @@ program_find_silence(PyObject *self, PyObject *args)
 static PyMethodDef program_methods[] = {
     {"facts", program_facts, METH_NOARGS, facts_doc},
     {"edit", program_edit, METH_VARARGS, edit_doc},
+    {"go_on", program_go_on, METH_VARARGS, go_on_doc},
     {"run", KEYWORDS(program_run), run_doc},
     {"find_range", KEYWORDS(program_find_range), find_range_doc},
     {"count_variants", KEYWORDS(program_count_variants), count_variants_doc},

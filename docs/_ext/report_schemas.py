@@ -79,7 +79,7 @@ def _fields(owner: type) -> list[tuple[str, Any, str]]:
     told: dict[str, str] = {}
     for base in reversed(owner.__mro__):
         told |= _attributes(base)
-    names = [f.name for f in dataclasses.fields(owner) if not f.name.startswith("_")]
+    names = [f.name for f in dataclasses.fields(owner) if f.repr and not f.name.startswith("_")]
     rows = [(name, hints[name], told.get(name, "")) for name in names]
     for name in getattr(owner, "derived", ()):
         getter = inspect.getattr_static(owner, name).fget

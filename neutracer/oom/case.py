@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -102,12 +102,12 @@ class Verdict(PlainRow):
         message: The verdict in one line.
         suffices: Whether its removal alone would have let the request succeed.
         remedy: The first advice as plain data; None where there is none.
-        headroom_bytes: What its removal leaves free once the step that failed has ended;
-            negative: so much is still missing for that. None where it can't be known.
-        headroom_steps: How many steps more the program makes with it removed, at the growth
-            seen; None where it can't be known, or where nothing would grow.
-        finishes: Whether the program goes on as far as can be seen once it is removed; None
-            where the trace does not show what a step needs.
+        headroom_bytes: What its removal leaves free at the most that the process then reserves;
+            negative: so much is still missing. None where it was not replayed through a round.
+        headroom_steps: How many steps more the program makes with it removed, of those that
+            were replayed; None where none was.
+        finishes: Whether it goes on through all of them; None where that was not replayed.
+        frees: Addresses of the blocks that its removal frees.
     """
 
     kind: str
@@ -120,6 +120,7 @@ class Verdict(PlainRow):
     headroom_bytes: int | None = None
     headroom_steps: int | None = None
     finishes: bool | None = None
+    frees: frozenset[int] = field(default=frozenset(), repr=False, compare=False)
 
     def finding(self, is_main: bool, event: int | None) -> Finding:
         """The verdict as a finding of a report."""
@@ -428,11 +429,6 @@ def free_bytes(group: dict[str, Any]) -> int:
 
 # A failure with all that its verdicts are given on, each thing looked up once.
 
-#: This share of the reserved memory free inside is what every setting leaves: the recorded
-#: training steps have 1.5 to 4 % at their peaks under expandable segments, the least fragmented
-#: way that PyTorch has.
-CRUMBS = 0.02
-
 # What was in use before the trace is at most this share of what is in use, for a replay to
 # tell of settings that would not have helped.
 _MOST_BEFORE = 0.1
@@ -453,7 +449,6 @@ class Case:
         facts: What is known beside the snapshot.
         phase: The phase it happened in.
         place: The line that asked.
-        thorough: Whether to take the time for replays that decide nothing.
         moment: The event of the trace whose state is looked at; None: the end.
         stack: The stack of the request, innermost first.
     """
@@ -464,7 +459,6 @@ class Case:
     facts: OomFacts
     phase: Phase
     place: Place
-    thorough: bool
     moment: int | None
     stack: tuple[Frame, ...]
 
@@ -553,11 +547,6 @@ class Case:
         trains = self.phase.name in ("forward", "backward", "optimizer")
         return trains and (self.demand is None or not self.demand.steps)
 
-    @property
-    def gives_settings(self) -> int:
-        """The best that settings can do: all that is free inside but the crumbs."""
-        return max(self.room.own_free - int(CRUMBS * self.room.reserved), 0)
-
     @cached_property
     def still_grows(self) -> bool:
         """Whether it failed in a step like those in which memory piled up; else something
@@ -592,12 +581,6 @@ class Case:
         lines = {place for place, _, _ in self.garbage_made}
         made = sum(one.bytes for one in growth.growers if one.place in lines)
         return made > 0 and (2 * held >= growth.bytes or made >= _ALL_OF_IT * growth.bytes)
-
-    @property
-    def replays(self) -> bool:
-        """Whether settings are replayed: with what grows, the first verdict doesn't depend on
-        them."""
-        return self.thorough or self.growth is None or not self.still_grows
 
     @cached_property
     def demand(self) -> Demand | None:

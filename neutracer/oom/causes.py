@@ -14,30 +14,25 @@ from typing import Any
 
 from neutracer.oom.bill import Bill
 from neutracer.oom.case import KINDS, Case, Cause, Remedy, Verdict, free_bytes, least_worth
-from neutracer.oom.facts import Budget
-from neutracer.oom.steps import FEWEST, Demand, Growth, saw_tooth
+from neutracer.oom.steps import FEWEST, Growth, saw_tooth
+from neutracer.oom.trials import Trial, Trials
 from neutracer.render.document import Copyable, Note, Place
-from neutracer.trace.beside import DeviceRoom
 from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import NONE, Frame, callers_of, grouped, place_of
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_share
-from neutracer.whatif.replaying import Replayer
 from neutracer.whatif.settings import canonical, expandable_advice
 
 # ---- Settings ----------------------------------------------------------------------------
 
-# Under which allocator settings a failed request would have succeeded.
+# Under which allocator settings the program goes on.
 
-# Longer traces are left to `what_if`.
+# Of longer traces only expandable segments are replayed; the others are left to `what_if`.
 _MOST_EVENTS = 300_000
 
 # How many settings are reported at most.
 _TOLD = 3
-
-# The core's numbers of when blocks that other streams used are free again.
-_TIMINGS = (0, 1, 2)
 
 _VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
@@ -50,39 +45,28 @@ class SettingsAdvice:
         notes: What to set, each with what is known of it.
         setting: The first of them, as PYTORCH_CUDA_ALLOC_CONF takes it; "" is the default.
         tried: How many settings were replayed.
-        is_sure: Whether a replay says that the request would have succeeded.
+        is_sure: Whether a replay says that the program goes on under the first.
+        rounds: How many more rounds the best of all gets through.
     """
 
     notes: tuple[Note, ...] = ()
     setting: str = ""
     tried: int = 0
     is_sure: bool = False
+    rounds: int = 0
 
 
-def settings_advice(
-    snap: Snapshot, device: int, event: int | None, budget: Budget, thorough: bool
-) -> SettingsAdvice:
-    """Settings that would have let a request succeed, each replayed.
+def settings_advice(case: Case, trials: Trials) -> SettingsAdvice:
+    """Settings under which the program goes on, each replayed.
 
-    It never advises what is set already. It replays only where the model reproduces the
-    recording exactly; else it names expandable segments without a promise, as PyTorch's
-    remedy for fragmentation, where they are not on.
-
-    Args:
-        snap: The snapshot.
-        device: The device.
-        event: The event of the request; None where the trace doesn't have it.
-        budget: What the process was allowed.
-        thorough: Whether to replay; else nothing is promised.
+    It never advises a setting that is in force already. Where nothing can be replayed, it names
+    expandable segments without a promise, as PyTorch's remedy for fragmentation, if they are off.
     """
-    settings = snap.settings_in_force
+    settings = case.snap.settings_in_force
     if not settings["native_backend"]:
         return SettingsAdvice()
-    known = event is not None and 0 < event < _MOST_EVENTS and snap.partial is None
-    if thorough and known and event is not None:
-        found = _replayed(snap, device, event, budget)
-        if found is not None:
-            return found
+    if trials.works:
+        return _replayed(case, trials)
     if settings["expandable_segments"]:
         return SettingsAdvice()
     why = "free ranges then serve any size; not replayed, so no promise"
@@ -91,49 +75,33 @@ def settings_advice(
     return SettingsAdvice((Note(expandable_advice(str(settings["text"])), detail=why),), text)
 
 
-def _replayed(snap: Snapshot, device: int, event: int, budget: Budget) -> SettingsAdvice | None:
-    try:
-        replayer = _replayer(snap, device, budget)
-        if not replayer.check.is_exact:
-            return None
-    except ValueError:
-        # A state that no allocator can have been in.
-        return None
-    kinds = _candidates(snap, replayer.is_limited)
-    run = _Runs(replayer, event, replayer.limits)
-    notes: list[Note] = []
-    found: list[str] = []
-    for settings in kinds:
-        if len(notes) == _TOLD:
-            break
-        text = next((text for text in settings if run.goes_through(text)), None)
-        if text is not None:
-            found.append(text)
-            fits = "it would have fitted (replayed exactly)"
-            notes.append(Note(_setting(text), detail=fits))
-    rounder = _without_rounding(snap)
-    is_sure = bool(found)
-    if rounder is not None and run.goes_through(rounder, least=True):
+def _replayed(case: Case, trials: Trials) -> SettingsAdvice:
+    kinds = _candidates(case.snap, is_limited=trials.is_limited)
+    if len(case.timeline or ()) > _MOST_EVENTS:
+        kinds = kinds[:1]
+    tried = [[trials.setting(text) for text in kind] for kind in kinds]
+    passing = [
+        next((text, one) for text, one in zip(texts, kind, strict=True) if one.passes)
+        for texts, kind in zip(kinds, tried, strict=True)
+        if any(one.passes for one in kind)
+    ]
+    notes = [Note(_setting(text), detail=_passed(case, one)) for text, one in passing[:_TOLD]]
+    found = [text for text, _ in passing]
+    rounder = _without_rounding(case.snap)
+    if rounder is not None and trials.setting(rounder, is_least=True).passes:
         found.append(rounder)
         may = "it may have fitted (replayed; its exact size is unknown)"
         notes.append(Note(_setting(rounder), detail=may))
-    tried = sum(map(len, kinds))
-    return SettingsAdvice(tuple(notes), found[0] if found else "", tried, is_sure)
+    furthest = max((one.rounds for kind in tried for one in kind), default=0)
+    first = found[0] if found else ""
+    return SettingsAdvice(tuple(notes), first, sum(map(len, tried)), bool(passing), furthest)
 
 
-def _replayer(snap: Snapshot, device: int, budget: Budget) -> Replayer:
-    """The program, ready to be run where it may have what it could have had when it failed."""
-    total = budget.total
-    if budget.limit is not None and not budget.limit_is_guess:
-        # Of a limit whose device nobody knows, the share is of one that has enough.
-        device_bytes = 2 * budget.limit if total is None else total
-        share = min((budget.limit + 0.5) / device_bytes, 1.0)
-        return Replayer(snap, device, capacity=device_bytes, fraction=share)
-    if budget.limit is None and budget.asked is not None:
-        return Replayer(snap, device, capacity=max(min(budget.asked, budget.usable), 1))
-    if budget.limit is None and total is not None:
-        return Replayer(snap, device, room=DeviceRoom(total, 1.0, budget.others))
-    return Replayer(snap, device)
+def _passed(case: Case, trial: Trial) -> str:
+    if not trial.rounds_tried or case.rounds is None:
+        return "it would have fitted (replayed exactly)"
+    rounds = format_count(trial.rounds, f"more {case.rounds.unit}")
+    return f"it fits, and so do {rounds} (replayed)"
 
 
 def _setting(text: str) -> str:
@@ -178,37 +146,6 @@ def _text(settings: dict[str, str]) -> str:
     return ",".join(f"{name}:{value}" for name, value in settings.items())
 
 
-class _Runs:
-    """A program under other settings, looked at where a request failed."""
-
-    def __init__(self, replayer: Replayer, event: int, limits: tuple[int, ...]) -> None:
-        self._replayer = replayer
-        self._event = event
-        self._limits = limits
-        self._timings = _TIMINGS if replayer.facts["has_later"] else _TIMINGS[:1]
-        failed = replayer.timeline.events.find("action", "oom")
-        before = [at for at in failed if at <= event]
-        # Counts of failures only rise: it is enough to look where the recorded one is about to.
-        self._bounds = [(at - 1, count) for count, at in enumerate(before) if at > 0]
-        self._bounds.append((event, len(before)))
-
-    def goes_through(self, settings: str, least: bool = False) -> bool:
-        """Whether the request succeeds under each limit and timing, and nothing else fails
-        that had not."""
-        return all(
-            self._succeeds(settings, limit, timing, least)
-            for limit in self._limits
-            for timing in self._timings
-        )
-
-    def _succeeds(self, settings: str, limit: int, timing: int, least: bool) -> bool:
-        options = {**self._replayer.options(limit), "timing": timing, "least_ooms": least}
-        ooms = self._replayer.series(settings, **options, goes_on=True)["ooms"]
-        if ooms[self._event] != ooms[self._event - 1]:
-            return False
-        return all(ooms[at] <= count for at, count in self._bounds)
-
-
 # ---- Inside ------------------------------------------------------------------------------
 
 # Causes inside of PyTorch's own memory: fragmentation, garbage, other pools.
@@ -216,6 +153,10 @@ class _Runs:
 #: What is free inside, here or in other pools, is no finding below this share of what the process
 #: may have: its cure would give back no more.
 LEAST_CURE = 0.05
+
+# In a first step, of which nothing tells what it needs in all, less than this share of the
+# reserved memory free inside is not what it lacks: it has hardly begun.
+_OF_A_FIRST_STEP = 0.2
 
 # A group with less than this share of what is free in the others is not told.
 _TOO_LITTLE = 0.02
@@ -226,7 +167,7 @@ _KEPT_BACK = (
 )
 
 
-def fragmentation(case: Case) -> Verdict | None:
+def fragmentation(case: Case, trials: Trials) -> Verdict | None:
     """What is free inside, with what could still be reserved, holds the request; but no
     hole and no new segment does. Or a replay says that it is a matter of settings."""
     room, size = case.room, case.failure.size
@@ -238,7 +179,7 @@ def fragmentation(case: Case) -> Verdict | None:
         return None
     if not (suffices and free) and free < least_worth(size) and not rounds:
         return None
-    advice = settings_advice(case.snap, room.device, case.failure.event, room.budget, case.replays)
+    advice = settings_advice(case, trials)
     if not suffices and not advice.is_sure and free < least_worth(size):
         return None
     # Where every setting was tried and none would do, it is no matter of fragmentation.
@@ -248,7 +189,7 @@ def fragmentation(case: Case) -> Verdict | None:
     evidence = [Note(_free_text(case, free, headroom)), *pins, *_rounding(case)]
     if advice.tried and not advice.notes and case.shows_most:
         count = format_count(advice.tried, "other allocator setting")
-        evidence.append(Note(f"{count}: none would have let this request fit (replayed)."))
+        evidence.append(Note(f"{count}: under none does it go on (replayed)."))
     steps = advice.notes if suffices else ()
     if pins and pins[0].place is not None:
         steps += (
@@ -263,7 +204,18 @@ def fragmentation(case: Case) -> Verdict | None:
     remedy = None
     if suffices and advice.notes:
         remedy = Remedy("settings", setting=advice.setting)
-    return Verdict("fragmentation", free, tuple(evidence), steps, message, suffices, remedy)
+    # A first step that has hardly begun lacks more than what is free inside.
+    hardly = case.is_first_step and free < _OF_A_FIRST_STEP * room.reserved
+    return Verdict(
+        "fragmentation",
+        free,
+        tuple(evidence),
+        steps,
+        message,
+        suffices,
+        remedy,
+        finishes=False if hardly else None,
+    )
 
 
 def _rounding(case: Case) -> list[Note]:
@@ -325,7 +277,32 @@ def cycle_garbage(case: Case) -> Verdict | None:
     held = format_bytes(garbage)
     message = f"garbage: reference cycles held {held} that only the collector frees"
     remedy = Remedy("break_cycles", place=_first_place(evidence))
-    return Verdict("cycle_garbage", garbage, evidence, advice, message, suffices, remedy)
+    return Verdict(
+        "cycle_garbage",
+        garbage,
+        evidence,
+        advice,
+        message,
+        suffices,
+        remedy,
+        frees=_garbage_like(case),
+    )
+
+
+def _garbage_like(case: Case) -> frozenset[int]:
+    """Addresses of what garbage is known to hold, and of what the same lines made in the rounds
+    before: of garbage of one shape one example's are known."""
+    timeline, known = case.timeline, set(case.facts.garbage_addresses)
+    if timeline is None or not known:
+        return frozenset(known)
+    if case.growth is not None and case.growth_is_garbage:
+        known |= case.growth.addresses
+    rows = timeline.allocations
+    at, stacks, made = (rows.codes(name) for name in ("address", "stack", "alloc_event"))
+    lines = {stacks[row] for row in case.live_rows if at[row] in known} - {NONE}
+    since = case.at if case.rounds is None else case.rounds.begins[-1]
+    alike = (at[row] for row in case.live_rows if stacks[row] in lines and made[row] < since)
+    return frozenset(known.union(alike))
 
 
 def _first_place(notes: tuple[Note, ...]) -> Place | None:
@@ -342,7 +319,7 @@ def _garbage(case: Case) -> tuple[int, tuple[Note, ...]]:
         ]
         notes += _garbage_places(case)
         return facts.garbage_bytes, tuple(notes)
-    tooth = saw_tooth(known, case.at) if known is not None and case.thorough else None
+    tooth = saw_tooth(known, case.at) if known is not None else None
     if tooth is None:
         return 0, ()
     times = format_count(tooth.falls, "time")
@@ -550,7 +527,7 @@ def _came_late(case: Case) -> Verdict:
     return Verdict("other_pool", hole, evidence, advice, message, True, Remedy("wait"))
 
 
-def process_cap(case: Case) -> Verdict | None:
+def process_cap(case: Case, trials: Trials) -> Verdict | None:
     """PyTorch keeps the process below a limit, while the device has room."""
     room, budget = case.room, case.room.budget
     if budget.limit is None or not budget.is_capped(room.segment) or budget.device_free is None:
@@ -568,17 +545,17 @@ def process_cap(case: Case) -> Verdict | None:
         evidence.append(
             Note("Inferred from the failures; capacity= (--capacity) or facts= give the limit.")
         )
-    if case.demand is not None:
-        # The step has more to ask for than this request.
-        needed += case.demand.rest
-    if not case.asks_once:
+    known = trials.needs()
+    if known is not None:
+        needed = known
+    elif not case.asks_once:
         # A pass goes on, and what it frees on its way leaves holes.
         needed = int(needed * _ROOM_TO_GO_ON)
     share, part = "", None
     if budget.total:
         part = min(-int(-needed / budget.total * 1000 // 1) / 1000, 1.0)
         share = f"to {part:.3f} or more of the device"
-    if case.demand is None and case.phase.name in ("forward", "backward"):
+    if known is None and case.demand is None and case.phase.name in ("forward", "backward"):
         share, part = "or leave it out: no step has ended, so what one needs is not known", 1.0
     setting = float(case.snap.settings_in_force["per_process_memory_fraction"])
     name = "torch.cuda.set_per_process_memory_fraction()"
@@ -595,6 +572,21 @@ def process_cap(case: Case) -> Verdict | None:
 # Causes that grow from step to step: a leak, a cache that is made anew a little larger.
 
 
+def _kept(
+    kind: str,
+    case: Case,
+    frees: frozenset[int],
+    nbytes: int,
+    evidence: tuple[Note, ...],
+    advice: tuple[Note, ...],
+    message: str,
+    remedy: Remedy,
+) -> Verdict:
+    """The verdict on blocks that are kept, by their addresses."""
+    suffices = case.room.would_hold(freed=frees)
+    return Verdict(kind, nbytes, evidence, advice, message, suffices, remedy, frees=frees)
+
+
 def leak(case: Case) -> Verdict | None:
     """What step after step left behind."""
     growth = _piled_up(case)
@@ -605,8 +597,16 @@ def leak(case: Case) -> Verdict | None:
         f"({format_bytes(growth.bytes_per_step)} each)"
     )
     advice, remedy = _leak_advice(case, growth)
-    suffices = case.room.would_hold(freed=growth.addresses)
-    return Verdict("leak", growth.bytes, _evidence(case, growth), advice, message, suffices, remedy)
+    return _kept(
+        "leak",
+        case,
+        growth.addresses,
+        growth.bytes,
+        _evidence(case, growth),
+        advice,
+        message,
+        remedy,
+    )
 
 
 def young_pile(case: Case, bill: Bill) -> Verdict | None:
@@ -621,12 +621,14 @@ def young_pile(case: Case, bill: Bill) -> Verdict | None:
         return None
     if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
         return None
-    rows, places = timeline.allocations, timeline.places
+    rows, begins = timeline.allocations, rounds.begins
     made, stacks, at = (rows.codes(name) for name in ("alloc_event", "stack", "address"))
-    grown = {one.place for one in lines}
-    begin, end = rounds.begins[1], rounds.begins[-1]
+    # Stacks of which something outlived the round after its own; the first round makes what stays.
+    lasting = {stacks[row] for row in case.live_rows if begins[1] <= made[row] < begins[-2]}
     kept = [
-        row for row in case.live_rows if begin <= made[row] < end and places[stacks[row]] in grown
+        row
+        for row in case.live_rows
+        if begins[0] <= made[row] < begins[-1] and stacks[row] in lasting
     ]
     unit = f"{bill.rounds} {rounds.unit}s"
     evidence = tuple(
@@ -636,9 +638,9 @@ def young_pile(case: Case, bill: Bill) -> Verdict | None:
     graph = sum(one.piled_up for one in lines if one.category == "activation")
     advice = (Note(_let_go(case, 2 * graph > nbytes), lines[0].place),)
     message = f"leak: {format_bytes(nbytes)} piled up over {unit}"
-    suffices = case.room.would_hold(freed=frozenset(at[row] for row in kept))
     remedy = Remedy("release", place=lines[0].place)
-    return Verdict("leak", nbytes, evidence, advice, message, suffices, remedy)
+    frees = frozenset(at[row] for row in kept)
+    return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
 
 
 def cache_growth(case: Case) -> Verdict | None:
@@ -657,10 +659,16 @@ def cache_growth(case: Case) -> Verdict | None:
         Note("a smaller batch or fewer tokens make each step's part of it smaller"),
         Note("each time it grows, old and new are in use at once: allocate it once, whole"),
     )
-    suffices = case.room.would_hold(freed=growth.addresses)
     remedy = Remedy("release", place=first, callers=grower.callers)
-    return Verdict(
-        "cache_growth", growth.bytes, _evidence(case, growth), advice, message, suffices, remedy
+    return _kept(
+        "cache_growth",
+        case,
+        growth.addresses,
+        growth.bytes,
+        _evidence(case, growth),
+        advice,
+        message,
+        remedy,
     )
 
 
@@ -705,10 +713,8 @@ def made_again(case: Case) -> Verdict | None:
     )
     message = f"models made before are still there: {format_bytes(nbytes)}"
     at = rows.codes("address")
-    suffices = case.room.would_hold(freed=frozenset(at[row] for row in older))
-    return Verdict(
-        "leak", nbytes, evidence, advice, message, suffices, Remedy("release", place=first)
-    )
+    frees, remedy = frozenset(at[row] for row in older), Remedy("release", place=first)
+    return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
 
 
 def retry(case: Case) -> Verdict | None:
@@ -740,9 +746,8 @@ def retry(case: Case) -> Verdict | None:
         Note("or keep nothing of the exception: traceback.clear_frames(error.__traceback__)"),
     )
     message = f"the attempt that failed before still holds {format_bytes(nbytes)}"
-    suffices = case.room.would_hold(freed=frozenset(at[row] for row in kept))
-    remedy = Remedy("release", place=case.place)
-    return Verdict("leak", nbytes, evidence, advice, message, suffices, remedy)
+    remedy, frees = Remedy("release", place=case.place), frozenset(at[row] for row in kept)
+    return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
 
 
 def _piled_up(case: Case) -> Growth | None:
@@ -976,19 +981,14 @@ _OF_EACH_SAMPLE = (
 )
 
 
-def too_large_a_step(case: Case) -> Verdict | None:
+def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
     """The step that failed needs more than any before it, and more than there is."""
     demand = case.demand
     if demand is None or not demand.steps or not (demand.is_larger or demand.rise):
         return None
     times = demand.expected / max(demand.largest, 1)
     needs, most = format_bytes(demand.expected), format_bytes(demand.largest)
-    proved = demand.largest / demand.expected
-    share = _share_that_fits(case, demand)
-    if not demand.rise:
-        # Between what has fitted and what there is room for if needs are in proportion.
-        share = max(round(proved, 3), round((proved + share) / 2, 3))
-    part, fitted = format_share(share, decimals=0), format_share(proved, decimals=0)
+    share = _Share.of(case, trials)
     message = f"this {demand.unit} needs about {needs}, {times:.1f} times the largest before it"
     if demand.rise and not demand.is_larger:
         message = (
@@ -1004,21 +1004,26 @@ def too_large_a_step(case: Case) -> Verdict | None:
         Note("Needed at the same point by those before it, and so scaled to its end."),
     ]
     advice: tuple[Note, ...] = (
-        Note(
-            f"make the largest {demand.unit} smaller: {part} of this one should fit ({fitted} of "
-            "it did)",
-            case.place,
-        ),
+        Note(f"make the largest {demand.unit} smaller: {share.text}", case.place),
         Note("bound the length of sequences, sort by length, or split the batch (accumulate)"),
         Note("torch.utils.checkpoint keeps fewer activations of it"),
     )
-    remedy = Remedy("smaller_step", value=share)
+    remedy = Remedy("smaller_step", value=share.value)
     repeats = repeats_of(case)
     if repeats is not None:
         advice = (*_of_parts(repeats, demand.unit), advice[0], advice[2])
         remedy = Remedy("release", place=repeats.place, callers=repeats.callers)
     missing = max(demand.floor + demand.expected - case.usable, case.failure.size)
-    return Verdict("capacity", missing, tuple(evidence), advice, message, True, remedy)
+    return Verdict(
+        "capacity",
+        missing,
+        tuple(evidence),
+        advice,
+        message,
+        True,
+        remedy,
+        finishes=share.finishes,
+    )
 
 
 def _of_parts(repeats: Repeats, unit: str) -> tuple[Note, ...]:
@@ -1038,7 +1043,7 @@ class _New:
     callers: tuple[Place, ...]
 
 
-def new_holder(case: Case) -> Verdict | None:
+def new_holder(case: Case, trials: Trials) -> Verdict | None:
     """What the failing step holds at lines that no step before it ran."""
     demand, found = case.demand, _new_holders(case)
     if demand is None or not found:
@@ -1058,7 +1063,7 @@ def new_holder(case: Case) -> Verdict | None:
         remedy = Remedy("no_grad", place=first.place, callers=first.callers)
     elif first.in_module:
         advice = (Note("a smaller batch there than in the steps before:", first.place),)
-        remedy = Remedy("smaller_step", value=_share_that_fits(case, demand))
+        remedy = Remedy("smaller_step", value=_Share.of(case, trials).value)
     else:
         advice = (Note("make it on the CPU, or drop it before the next step:", first.place),)
         remedy = Remedy("release", place=first.place, callers=first.callers)
@@ -1088,10 +1093,37 @@ def _new_holders(case: Case) -> list[_New]:
     return found
 
 
-def _share_that_fits(case: Case, demand: Demand) -> float:
-    usable = _CAREFUL * case.usable - demand.floor
-    expected = demand.expected + demand.rise * demand.steps
-    return round(max(min(usable / expected, _CAREFUL), 0.01), 3)
+@dataclass(frozen=True)
+class _Share:
+    """The part of a step's size that fits.
+
+    Attributes:
+        value: The part; None: not known.
+        text: The same in words.
+        finishes: As of a verdict that advises it.
+    """
+
+    value: float | None
+    text: str
+    finishes: bool | None = None
+
+    @classmethod
+    def of(cls, case: Case, trials: Trials) -> _Share:
+        """By replay; without one by what has fitted before, which is no promise of more."""
+        found = trials.share_that_passes() if trials.works else None
+        if found is not None and found[1].rounds_tried and case.rounds is not None:
+            rounds = format_count(found[1].rounds, f"more {case.rounds.unit}")
+            part = format_share(found[0], decimals=0)
+            return cls(
+                found[0], f"with {part} of its size it fits, and so do {rounds} (replayed)", True
+            )
+        if trials.works and found is None:
+            return cls(None, "no size of it fits (replayed)", False)
+        demand = case.demand
+        if demand is not None and demand.steps and demand.largest < demand.expected:
+            proved = round(demand.largest / demand.expected, 3)
+            return cls(proved, f"{format_share(proved, decimals=0)} of this one has fitted")
+        return cls(_first_share(case), "how much of it fits is not known: no step has ended")
 
 
 def first_state(case: Case) -> Verdict | None:
@@ -1126,13 +1158,13 @@ def first_state(case: Case) -> Verdict | None:
     return Verdict("capacity", state, tuple(evidence), advice, message, True, remedy)
 
 
-def too_little(case: Case) -> Verdict:
+def too_little(case: Case, trials: Trials) -> Verdict:
     """What the program needs is more than there is."""
     room, budget, size = case.room, case.room.budget, case.failure.size
     could = room.own_free + budget.headroom
     missing = max(size - could, 0) or size
     twice = _held_twice(case)
-    evidence, advice, remedy = _by_category(case)
+    evidence, advice, remedy = _by_category(case, trials)
     if twice is not None:
         evidence.insert(1, Note(f"{format_bytes(twice.bytes)} is held twice, by", twice.place))
         advice.insert(0, Note("load on the CPU, or free this copy first:", twice.place))
@@ -1170,7 +1202,7 @@ def _signature(stack: Sequence[Frame]) -> str:
     return ""
 
 
-def _by_category(case: Case) -> tuple[list[Note], list[Note], Remedy | None]:
+def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Remedy | None]:
     room, budget = case.room, case.room.budget
     live, more = format_bytes(room.allocated), format_bytes(case.failure.size)
     evidence = [Note(f"{live} were in use, and {more} more were requested.")]
@@ -1192,7 +1224,7 @@ def _by_category(case: Case) -> tuple[list[Note], list[Note], Remedy | None]:
             text, action = _OF_EACH_SAMPLE, "smaller_step"
         if text:
             advice.append(Note(text))
-            remedy = remedy or _remedy(case, action)
+            remedy = remedy or _remedy(case, trials, action)
     if case.holdings:
         most = case.holdings[0]
         evidence.append(Note(f"most of it, {format_bytes(most.bytes)}, is held by", most.place))
@@ -1208,7 +1240,7 @@ def _by_category(case: Case) -> tuple[list[Note], list[Note], Remedy | None]:
         remedy = Remedy("configure", place=case.place)
     if not advice:
         advice.append(Note("keep less of it alive at a time: a smaller batch, fewer kept tensors"))
-        remedy = _remedy(case, "smaller_step")
+        remedy = _remedy(case, trials, "smaller_step")
     return evidence, advice, remedy
 
 
@@ -1221,7 +1253,7 @@ def _has_several_each(case: Case, gradients: int) -> bool:
     return 0 < _ONE_EACH * parameters < gradients
 
 
-def _remedy(case: Case, action: str) -> Remedy:
+def _remedy(case: Case, trials: Trials, action: str) -> Remedy:
     if case.phase.name == "optimizer":
         # What a step kept for its backward pass is gone by then: a smaller one changes nothing.
         return Remedy("shard_state")
@@ -1229,10 +1261,7 @@ def _remedy(case: Case, action: str) -> Remedy:
         return Remedy("shard")
     if action != "smaller_step":
         return Remedy(action)
-    demand = case.demand
-    known = demand is not None and demand.steps
-    share = _share_that_fits(case, demand) if demand is not None and known else _first_share(case)
-    return Remedy(action, value=share)
+    return Remedy(action, value=_Share.of(case, trials).value)
 
 
 def _first_share(case: Case) -> float:
@@ -1271,113 +1300,81 @@ def _held_twice(case: Case) -> _Twice | None:
     return best
 
 
-# ---- Buys --------------------------------------------------------------------------------
+# ---- Tried -------------------------------------------------------------------------------
 
-# What the removal of a cause buys: how far the program then goes, in bytes and in its steps.
-
-# The program counts as able to go on where it could make so many times the steps it has made.
-_PLENTY = 10
-
-# In a first step, of which nothing tells what it needs in all, less than this share of the
-# reserved memory free inside is not what it lacks: it has hardly begun.
-_OF_A_FIRST_STEP = 0.2
-
-# What grows comes before other causes that let the program go on if it has this share of all.
-_MUCH = 0.1
+# How far the program gets with each cause removed: replayed, where the model can.
 
 
-def ranked(case: Case, verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
-    """The verdicts with what each buys: what lets the program go on first, then what takes it
-    furthest.
-
-    Of causes that let it go on the one that ends its growth comes first, else the order is that
-    of `KINDS`. Where nothing shows what a step needs, what lets the request succeed comes
-    first, in that order, and then the others, the most bytes first.
-    """
-    bought = [_with_headroom(case, verdict) for verdict in verdicts]
-    return tuple(sorted(bought, key=lambda verdict: _rank(case, verdict)))
+def ranked(trials: Trials, case: Case, verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
+    """The verdicts with what the replay of each says: those whose removal lets the program go on
+    first, in the order of `KINDS`; then those that let the request succeed, of which no more is
+    known, in that order; then the others, those first that get furthest."""
+    tried = [_tried(trials, case, one) for one in verdicts]
+    return tuple(sorted(tried, key=lambda one: _rank(case, one)))
 
 
 def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
     place = float(KINDS.index(verdict.kind))
-    if verdict.kind in ("leak", "cache_growth") and not case.still_grows:
+    if verdict.kind in ("leak", "cache_growth") and case.growth and not case.still_grows:
         # What came after the loop failed, and not the loop.
         place = float(len(KINDS))
     if verdict.finishes:
-        ends = _is_much(case) and not _growth_without(case, verdict)
-        return (0, 0.0 if ends else 1.0, place)
-    if not verdict.suffices:
-        return (3, -float(verdict.bytes), place)
-    if verdict.finishes is None:
-        return (1, 0.0, place)
-    return (2, -float(verdict.headroom_bytes or 0), place)
+        return (0, place, 0.0)
+    if verdict.suffices and verdict.finishes is None:
+        return (1, place, 0.0)
+    return (2, -float(verdict.headroom_steps or 0), -float(verdict.bytes))
 
 
-def _is_much(case: Case) -> bool:
-    growth = case.growth
-    return growth is not None and case.still_grows and growth.bytes >= _MUCH * case.usable
-
-
-def _with_headroom(case: Case, verdict: Verdict) -> Verdict:
-    demand = case.demand
-    if demand is None or not case.failure.happened:
-        hardly = verdict.kind == "fragmentation" and case.is_first_step
-        few = case.room.own_free < _OF_A_FIRST_STEP * case.room.reserved
-        return replace(verdict, finishes=False) if hardly and few else verdict
-    if verdict.kind == "capacity":
-        # It says how much smaller the step has to be: that is all it takes.
-        return replace(verdict, finishes=_growth_without(case, verdict) == 0)
-    gives = _gives(case, verdict)
-    left = case.room.budget.headroom + gives - case.failure.size - demand.rest
-    growth = _growth_without(case, verdict)
-    steps = max(left, 0) // growth if growth else None
-    goes_on = left >= 0 and (steps is None or steps >= _PLENTY * demand.steps)
-    if verdict.kind == "fragmentation":
-        # What it frees must be more than steps differ by: the next large one comes. And of a
-        # step larger than any other the end has to be in sight.
-        in_sight = demand.is_scaled or not demand.is_larger or case.asks_once
-        goes_on = goes_on and verdict.suffices and demand.spread <= gives and in_sight
-    told = () if goes_on else _told(demand, left, steps, growth)
+def _tried(trials: Trials, case: Case, verdict: Verdict) -> Verdict:
+    """The verdict with the trial of what it advises."""
+    trial = _trial_of(trials, case, verdict) if trials.works else None
+    if trial is None:
+        return verdict
+    if not trial.rounds_tried:
+        return verdict if trial.passes else replace(verdict, finishes=False)
     return replace(
         verdict,
-        evidence=(*verdict.evidence, *told),
-        headroom_bytes=left,
-        headroom_steps=steps,
-        finishes=goes_on,
+        evidence=(*verdict.evidence, *_told(case, trial)),
+        headroom_bytes=case.usable - trial.bytes,
+        headroom_steps=trial.rounds,
+        finishes=trial.passes,
     )
 
 
-def _told(demand: Demand, left: int, steps: int | None, growth: int) -> tuple[Note, ...]:
-    if left < 0:
-        missing = format_bytes(-left)
-        return (Note(f"Without it the {demand.unit} would still lack {missing} to its end."),)
-    if steps is None:
+def _trial_of(trials: Trials, case: Case, verdict: Verdict) -> Trial | None:
+    remedy, usable = verdict.remedy, case.usable
+    if verdict.kind in ("process_cap", "non_torch"):
+        if not verdict.suffices:
+            return None
+        text = "without the limit" if verdict.kind == "process_cap" else "with the others gone"
+        return trials.more_memory(text, usable + max(verdict.bytes, 0))
+    if remedy is None:
+        return None
+    if remedy.action == "settings":
+        return trials.setting(remedy.setting) if remedy.setting else None
+    if verdict.kind == "cache_growth":
+        return trials.bounded(f"keep what {_by(verdict)} at its first size")
+    if verdict.frees:
+        return trials.release(f"let go of what {_by(verdict)}", verdict.frees)
+    return None
+
+
+def _by(verdict: Verdict) -> str:
+    place = None if verdict.remedy is None else verdict.remedy.place
+    if place is None:
+        return "is kept"
+    return f"{place.filename}:{place.line} keeps" if place.line else f"{place} keeps"
+
+
+def _told(case: Case, trial: Trial) -> tuple[Note, ...]:
+    if trial.passes or case.rounds is None:
         return ()
-    more, each = format_count(steps, f"more {demand.unit}"), format_bytes(growth)
-    return (Note(f"Without it there is room for {more}, of which each leaves {each} behind."),)
-
-
-def _gives(case: Case, verdict: Verdict) -> int:
-    room = case.room
-    if verdict.kind == "fragmentation":
-        return case.gives_settings
-    if verdict.kind == "process_cap":
-        return verdict.bytes - room.budget.headroom
-    growers = () if case.growth is None else case.growth.growers
-    if verdict.kind == "cache_growth" and case.place in [one.place for one in growers]:
-        # Where the cache itself asked, the request and what it piles on are part of it.
-        rest = 0 if case.demand is None else case.demand.rest
-        return verdict.bytes + case.failure.size + rest
-    return verdict.bytes
-
-
-def _growth_without(case: Case, verdict: Verdict) -> int:
-    growth = case.growth
-    if growth is None or not case.still_grows or verdict.kind in ("leak", "cache_growth"):
-        return 0
-    if verdict.kind == "cycle_garbage" and case.growth_is_garbage:
-        return 0
-    return growth.bytes_per_step
+    unit = case.rounds.unit
+    needs = f"{format_bytes(trial.bytes)} of the {format_bytes(case.usable)} there are"
+    if trial.rounds:
+        rounds = format_count(trial.rounds, f"more {unit}")
+        return (Note(f"Without it {rounds} fit, and then it fails again (replayed)."),)
+    return (Note(f"Without it this {unit} does not fit either: it needs {needs} (replayed)."),)
 
 
 # ---- Verdicts ----------------------------------------------------------------------------
@@ -1386,49 +1383,46 @@ def _growth_without(case: Case, verdict: Verdict) -> int:
 
 # After an unreasonable request; what is left is a program that needs too much.
 _CAUSES: tuple[Cause, ...] = (
-    fragmentation,
+    retry,
     cycle_garbage,
     other_pool,
     non_torch,
     leak,
     cache_growth,
-    process_cap,
 )
 
 
-def verdicts_of(case: Case, bill: Bill) -> tuple[Verdict, ...]:
+def verdicts_of(case: Case, bill: Bill, trials: Trials) -> tuple[Verdict, ...]:
     """What was in the way: first what lets the program go on, or takes it furthest."""
     if case.room.holds:
         return (had_room(case),)
     hopeless = unreasonable_request(case)
     if hopeless is not None:
         return (hopeless,)
-    found = [verdict for cause in _CAUSES if (verdict := cause(case)) is not None]
-    again = retry(case)
-    if again is not None:
-        return (again, *ranked(case, [one for one in found if one.kind != "leak"]))
+    candidates = [fragmentation(case, trials), *(cause(case) for cause in _CAUSES)]
+    candidates.append(process_cap(case, trials))
+    if case.growth is None:
+        candidates += [made_again(case), young_pile(case, bill)]
+    found = [one for one in candidates if one is not None]
     state = first_state(case)
     if state is not None:
-        return _with_state(case, state, found)
-    models = made_again(case) if case.growth is None else None
-    if models is not None and models.suffices:
-        return (models, *ranked(case, found))
-    pile = young_pile(case, bill)
-    if pile is not None and pile.suffices:
-        found.append(pile)
+        return _with_state(trials, case, state, found)
     needs = None
     if case.growth is None:
-        needs = new_holder(case) or too_large_a_step(case)
-    first = ranked(case, found)
+        needs = new_holder(case, trials) or too_large_a_step(case, trials)
+    first = ranked(trials, case, found)
     if needs is None and not any(_helps(verdict) for verdict in first):
-        needs = too_little(case)
-    return first if needs is None else ranked(case, (*found, needs))
+        needs = too_little(case, trials)
+    return first if needs is None else ranked(trials, case, (*found, needs))
 
 
-def _with_state(case: Case, state: Verdict, found: list[Verdict]) -> tuple[Verdict, ...]:
+def _with_state(
+    trials: Trials, case: Case, state: Verdict, found: list[Verdict]
+) -> tuple[Verdict, ...]:
     """The causes of a failure in the first step: a limit that can be raised comes before it, and
     nothing has come round often enough to have piled up."""
-    others = ranked(case, [one for one in found if one.kind not in ("leak", "cache_growth")])
+    kept = [one for one in found if one.kind not in ("leak", "cache_growth")]
+    others = ranked(trials, case, kept)
     raised = tuple(one for one in others if one.kind == "process_cap" and one.suffices)
     return (*raised, state, *(one for one in others if one not in raised))
 

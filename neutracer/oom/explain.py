@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import sqrt
 
 from neutracer._native import core
 from neutracer.leak.holders import holders_of
@@ -13,7 +12,8 @@ from neutracer.oom.bill import Bill, bill_of, piled_blocks
 from neutracer.oom.case import Case, Holding, Room, Verdict
 from neutracer.oom.causes import looked_at, verdicts_of
 from neutracer.oom.facts import Failure, OomFacts, budget_of, facts_of, with_room
-from neutracer.oom.steps import Demand, Phase, phase_of
+from neutracer.oom.steps import Phase, phase_of
+from neutracer.oom.trials import Trial, Trials
 from neutracer.question import after_caveats, opened
 from neutracer.render.document import (
     Block,
@@ -31,32 +31,16 @@ from neutracer.render.document import (
 from neutracer.render.report import Finding, PlainRow, Report
 from neutracer.trace.events import device_name, shown_device
 from neutracer.trace.flaws import end_is_known
-from neutracer.trace.roles import CATEGORIES
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.stacks import Frame, module_tables, place_of
 from neutracer.trace.timeline import Layout, Timeline
-from neutracer.units import format_bytes, format_count, format_share
+from neutracer.units import format_bytes, format_count
 from neutracer.whatif.settings import asked_bytes, capacity_bytes
 
 # ---- Whole step --------------------------------------------------------------------------
 
-# Would the whole step fit? What the step that failed needs, as it is and with each remedy.
-
-
-@dataclass(frozen=True)
-class Trial(PlainRow):
-    """A remedy, and what the step then needs.
-
-    Attributes:
-        remedy: What is changed.
-        needs_bytes: What would be in use at the most, with what the allocator can't use.
-        fits: Whether the process may have so much.
-    """
-
-    remedy: str
-    needs_bytes: int
-    fits: bool
+# What the step that failed needs, beside those before it.
 
 
 @dataclass(frozen=True)
@@ -72,7 +56,6 @@ class StepNeeds(PlainRow):
         expected_bytes: What the failing one needs if it goes on as they did.
         growth_bytes: What each step leaves behind.
         usable_bytes: What the process could have reserved in all.
-        trials: The remedies, and whether the step fits with each.
     """
 
     unit: str
@@ -83,10 +66,9 @@ class StepNeeds(PlainRow):
     expected_bytes: int
     growth_bytes: int
     usable_bytes: int
-    trials: tuple[Trial, ...]
 
 
-def step_needs(case: Case, verdicts: tuple[Verdict, ...]) -> StepNeeds | None:
+def step_needs(case: Case) -> StepNeeds | None:
     """What the failing step needs; None where the trace shows no step that ended."""
     demand = case.demand
     if demand is None or not demand.steps:
@@ -101,58 +83,7 @@ def step_needs(case: Case, verdicts: tuple[Verdict, ...]) -> StepNeeds | None:
         demand.expected,
         0 if growth is None else growth.bytes_per_step,
         case.usable,
-        tuple(
-            Trial(remedy, max(needs, 0), needs <= case.usable)
-            for remedy, needs in _needs(case, demand, verdicts)
-        ),
     )
-
-
-# What a remedy takes away, before the line that makes it.
-_WITHOUT = {
-    "release": "without what is kept",
-    "no_grad": "without the graphs",
-    "break_cycles": "without the cycles",
-}
-
-
-def _needs(case: Case, demand: Demand, verdicts: tuple[Verdict, ...]) -> Iterator[tuple[str, int]]:
-    """Remedies, and the most that would be in use with each, with what no request can use."""
-    lost = case.room.own_free + case.room.other_free
-    whole = demand.floor + demand.expected + lost
-    yield "as it is", whole
-    # The allocator gives its cache back itself before it fails.
-    yield "torch.cuda.empty_cache() before it", whole
-    for verdict in verdicts:
-        remedy = verdict.remedy
-        if remedy is None:
-            continue
-        if remedy.action == "settings":
-            yield remedy.setting, whole - case.gives_settings
-        elif remedy.action in _WITHOUT and verdict.bytes:
-            place = f" by {remedy.place.function}" if remedy.place is not None else ""
-            yield _WITHOUT[remedy.action] + place, whole - verdict.bytes
-        elif remedy.action == "smaller_step" and remedy.value is not None:
-            part = format_share(remedy.value, decimals=0)
-            yield f"{part} of the batch or length", whole - _spared(demand, remedy.value)
-    yield "half of the batch or length", whole - _spared(demand, 0.5)
-    saved = _checkpointed(case)
-    if saved:
-        yield "activation checkpointing (about)", whole - saved
-
-
-def _spared(demand: Demand, share: float) -> int:
-    return demand.expected - int(share * demand.expected)
-
-
-def _checkpointed(case: Case) -> int:
-    timeline = case.timeline
-    activations = case.categories.get("activation", 0)
-    if timeline is None or not timeline.passes.backward or not activations:
-        return 0
-    wanted, codes = CATEGORIES.index("activation"), timeline.categories.codes
-    count = sum(codes[row] == wanted for row in case.live_rows)
-    return int(activations * max(1 - 2 / sqrt(max(count, 1)), 0.0))
 
 
 # ---- Report ------------------------------------------------------------------------------
@@ -205,8 +136,9 @@ class ExplainReport(Report):
         ooms: The out-of-memory events of the trace.
         looked_at: The kinds of verdicts that what is known could have shown; the others were
             not looked at.
-        step: What the step that failed needs, as it is and with each remedy; None where no step
-            ended before it.
+        step: What the step that failed needs; None where no step ended before it.
+        trials: The changes that were replayed, the program as it is first, then the cheapest
+            first; empty where nothing could be.
         notes: What can't be known.
     """
 
@@ -246,6 +178,7 @@ class ExplainReport(Report):
     ooms: tuple[int, ...]
     looked_at: tuple[str, ...]
     step: StepNeeds | None
+    trials: tuple[Trial, ...]
     notes: tuple[str, ...]
     _events: int = field(compare=False)
 
@@ -271,7 +204,7 @@ class ExplainReport(Report):
     def document(self) -> Document:
         """The report as a page."""
         blocks: list[Block] = [self.bill.block(), *self.finding_blocks(), _request(self)]
-        blocks += _whole_step(self)
+        blocks += _tried(self)
         blocks += _as_what(self)
         blocks += [Paragraph(note) for note in self.notes]
         facts = [device_name(self.device)]
@@ -318,24 +251,48 @@ def _request(why: ExplainReport) -> KeyValues:
     return KeyValues("The request", tuple(pairs))
 
 
-def _whole_step(why: ExplainReport) -> tuple[Table, ...]:
+def _tried(why: ExplainReport) -> tuple[Table, ...]:
+    """What was replayed, and how far the program gets with each."""
+    if len(why.trials) < 2:
+        return ()
+    unit = why.bill.unit if why.step is None else why.step.unit
+    useless = [one for one in why.trials if one.cost == "setting" and not one.passes]
+    shown = [one for one in why.trials if one not in useless[1:]]
+    rows = tuple(
+        (_change(one, useless), Figure.bytes(one.bytes), _outcome(one, unit)) for one in shown
+    )
+    return (Table("Tried", rows, ("", "needs", ""), _step_notes(why)),)
+
+
+def _change(trial: Trial, useless: Sequence[Trial]) -> str:
+    """The change; the first of the settings that don't help stands for all of them."""
+    if trial not in useless[:1] or len(useless) == 1:
+        return trial.change
+    return f"{trial.change}, {format_count(len(useless) - 1, 'other')}"
+
+
+def _outcome(trial: Trial, unit: str) -> str:
+    if not trial.rounds_tried:
+        return "the request succeeds" if trial.passes else "the request fails"
+    if trial.rounds:
+        rounds = format_count(trial.rounds, f"more {unit}")
+        return f"{'goes on for' if trial.passes else 'fails after'} {rounds}"
+    return f"this {unit} fails"
+
+
+def _step_notes(why: ExplainReport) -> tuple[str, ...]:
     step = why.step
     if step is None:
-        return ()
-    rows = tuple(
-        (one.remedy, Figure.bytes(one.needs_bytes), "fits" if one.fits else "does not fit")
-        for one in step.trials
-    )
+        return ("Replayed up to the request: no step had ended that shows the rest.",)
     said = (
-        f"{format_bytes(step.usable_bytes)} was available for it; "
+        f"Replayed; {format_bytes(step.usable_bytes)} was available. "
         f"{format_count(step.steps, step.unit)} before it needed "
         f"{format_bytes(step.typical_bytes)} at the median, "
         f"{format_bytes(step.largest_bytes)} at most"
     )
     if step.growth_bytes:
         said += f", and each left {format_bytes(step.growth_bytes)} behind"
-    title = f"Would the whole {step.unit} fit?"
-    return (Table(title, rows, (), (f"{said}.",)),)
+    return (f"{said}.",)
 
 
 def _as_what(why: ExplainReport) -> tuple[Table, ...]:
@@ -367,7 +324,6 @@ def explain(
     event: int | None = None,
     request: int | str | None = None,
     facts: OomFacts | None = None,
-    thorough: bool = True,
 ) -> ExplainReport:
     """Say why a program ran out of memory.
 
@@ -384,8 +340,6 @@ def explain(
         request: Ask whether so many bytes on the default stream would fit, instead.
         facts: What is known beside the snapshot; None reads it from the JSON file beside
             `source`, where there is one.
-        thorough: False leaves out replays under other allocator settings where the first
-            verdict doesn't depend on them.
 
     Returns:
         The report; `str(report)` is one screen.
@@ -416,9 +370,7 @@ def explain(
         facts = facts_of(snap.beside)
     known = OomFacts() if facts is None else facts.filled()
     number = _device(snap, device, known)
-    report = explained(
-        snap, number, known, capacity=limit, event=event, request=request, thorough=thorough
-    )
+    report = explained(snap, number, known, capacity=limit, event=event, request=request)
     return after_caveats(report, snap, device=number)
 
 
@@ -430,7 +382,6 @@ def explained(
     capacity: int | None = None,
     event: int | None = None,
     request: int | str | None = None,
-    thorough: bool = True,
 ) -> ExplainReport:
     """`explain` of one device, without the findings on the file itself.
 
@@ -446,12 +397,12 @@ def explained(
         failure = _failed(snap, number, ooms, event, known)
     known = _matching(snap, failure, known, notes)
     known = with_room(known, snap.beside.rooms.get(number))
-    case = _case(snap, number, timeline, failure, known, capacity, thorough, event)
+    case = _case(snap, number, timeline, failure, known, capacity, event)
     fits = request is not None and case.room.holds
     notes += _notes(snap, case)
-    bill = bill_of(case)
-    verdicts = () if fits or case.is_unknown else verdicts_of(case, bill)
-    return _report(case, bill, verdicts, request is not None, ooms, notes)
+    bill, trials = bill_of(case), Trials(case)
+    verdicts = () if fits or case.is_unknown else verdicts_of(case, bill, trials)
+    return _report(case, bill, verdicts, trials.made, request is not None, ooms, notes)
 
 
 def holder_names(
@@ -460,7 +411,7 @@ def holder_names(
     """By line of a report's bill, who in this process holds what piled up there."""
     failure = _failed(snap, report.device, report.ooms, report.event, facts)
     timeline = snap.timeline(report.device) if snap.trace_length(report.device) else None
-    case = _case(snap, report.device, timeline, failure, facts, None, False, None)
+    case = _case(snap, report.device, timeline, failure, facts, None, None)
     blocks = piled_blocks(case, report.bill)
     return tuple((name, chain) for name, at in blocks.items() for chain in holders_of([at])[:1])
 
@@ -554,7 +505,6 @@ def _case(
     failure: Failure,
     facts: OomFacts,
     capacity: int | None,
-    thorough: bool,
     event: int | None,
 ) -> Case:
     at = failure.event if failure.event is not None else event
@@ -567,11 +517,9 @@ def _case(
     stack = failure.stack or tuple(Frame(*frame) for frame in facts.stack)
     phase = Phase("unknown", "no request was made yet")
     if failure.event is not None or facts.segment_bytes:
-        # Of a stack of backward nothing but the trace tells; of others it takes time.
-        trace = timeline if thorough or not stack else None
-        phase = phase_of(stack, trace, failure.event, facts.grad_enabled)
+        phase = phase_of(stack, timeline, failure.event, facts.grad_enabled)
     place = place_of(stack)
-    return Case(snap, timeline, room, facts, phase, place, thorough, at, stack)
+    return Case(snap, timeline, room, facts, phase, place, at, stack)
 
 
 def _reserved(snap: Snapshot, device: int, timeline: Timeline | None, at: int | None) -> int:
@@ -586,8 +534,6 @@ def _notes(snap: Snapshot, case: Case) -> list[str]:
         notes.append("No history was recorded: who holds what, and since when, is not known.")
     elif snap.history_overflowed(case.room.device):
         notes.append("The ring of events wrapped: what came before its first event is not known.")
-    if not case.replays and case.timeline is not None:
-        notes.append("Other allocator settings were not replayed (thorough=False).")
     if not case.stack and failure.event is not None:
         notes.append(
             "The request has no stack: stacks were not recorded, or a backward thread made it."
@@ -608,6 +554,7 @@ def _report(
     case: Case,
     bill: Bill,
     verdicts: Sequence[Verdict],
+    trials: tuple[Trial, ...],
     is_question: bool,
     ooms: tuple[int, ...],
     notes: Sequence[str],
@@ -656,7 +603,8 @@ def _report(
         modules=case.modules,
         ooms=ooms,
         looked_at=looked_at(case),
-        step=None if is_question else step_needs(case, tuple(verdicts)),
+        step=None if is_question else step_needs(case),
+        trials=trials,
         notes=tuple(notes),
         findings=tuple(findings),
         _events=0 if case.timeline is None else len(case.timeline),

@@ -725,16 +725,25 @@ def _ratios(
     ratios = []
     for number in range(max(len(begins) - 1 - _COMPARED, 0), len(begins) - 1):
         step = made[bisect_left(made, begins[number]) : bisect_left(made, begins[number + 1])]
-        at = _same_point(step, stacks, stacks[event], len(own), again)
+        at = same_point(step, stacks, stacks[event], len(own), again)
         taken = 0 if at is None else timeline.allocated[at] - floors[number]
         if taken > 0:
             ratios.append(so_far / taken)
     return ratios
 
 
-def _same_point(
+def same_point(
     step: Sequence[int], stacks: Sequence[int], stack: int, nth: int, again: int
 ) -> int | None:
+    """The event of a step that stands where a request does in its own.
+
+    Args:
+        step: The events of the step's allocations.
+        stacks: The stack of every event.
+        stack: The request's.
+        nth: How many allocations its own step had made before it.
+        again: How many of these were of its stack.
+    """
     if nth < len(step) and stacks[step[nth]] == stack:
         return step[nth]
     if stack == NONE:

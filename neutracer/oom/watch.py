@@ -437,7 +437,7 @@ def _explained(snap: Snapshot, facts: OomFacts, tensors: TensorBlocks) -> Explai
 
 
 def _asked(snap: Snapshot, facts: OomFacts) -> ExplainReport:
-    return explain(snap, facts=facts, device=facts.device, thorough=False)
+    return explain(snap, facts=facts, device=facts.device)
 
 
 def _as_text(report: OomReport) -> str:

@@ -155,6 +155,15 @@ class Recording:
         self._add("oom", stack, stream, **keys)
         return len(self.trace) - 1
 
+    def fail(self, mib: float, device_free: float, stack: str = "program") -> int:
+        """A request fails after the allocator has given back what was empty."""
+        empty = [at for at in self.segments if not any(self._home(a) is self.segments[at]
+                                                       for a in self.live)]  # fmt: skip
+        for start in empty:
+            device_free += self.segments[start]["size"] / MIB
+            self.release(start)
+        return self.oom(mib, device_free, stack)
+
     def _home(self, address: int) -> dict[str, Any]:
         start = max(start for start in self.segments if start <= address)
         return self.segments[start]

@@ -519,14 +519,10 @@ def test_settings_in_force_are_never_advised(name: str) -> None:
 def test_setting_with_which_the_step_does_not_fit_is_not_first() -> None:
     # The same program ran for real under this setting: it failed at the same request.
     report = neutracer.explain(DATA / "whatif/0/dyn_transformer_capped.pickle.xz")
-    pieces = next(one for one in report.verdicts if one.kind == "fragmentation")
-    assert report.verdicts[0] is not pieces
-    assert (pieces.suffices, pieces.finishes) == (True, False)
-    assert (pieces.headroom_bytes or 0) < 0
-    assert report.step is not None
-    rows = {one.remedy: one.fits for one in report.step.trials}
-    assert not rows["expandable_segments:True"]
-    assert rows["half of the batch or length"]
+    assert report.verdicts[0].kind != "fragmentation"
+    passes = {one.change: one.passes for one in report.trials}
+    assert not passes["expandable_segments:True"]
+    assert any(one.passes for one in report.trials if one.cost == "batch")
     later = neutracer.load(DATA / "whatif/7/dyn_transformer_capped.pickle.xz")
     assert later.timeline().facts["oom_count"] == 1
 
@@ -547,17 +543,6 @@ def test_random_programs_are_explained() -> None:
         if said["limit"] and report.limit_bytes:
             assert report.reserved_bytes <= said["limit"]
     assert failed == 14
-
-
-@pytest.mark.parametrize("name", [*OOMS, *FAILED])
-def test_quick_report_has_the_same_main_verdict(name: str) -> None:
-    path = DATA / f"{name}.pickle.xz"
-    quick, whole = neutracer.explain(path, thorough=False), neutracer.explain(path)
-    assert quick.verdicts[0].message == whole.verdicts[0].message
-    assert quick.verdicts[0].remedy == whole.verdicts[0].remedy
-    left_out = any("were not replayed" in note for note in quick.notes)
-    assert left_out <= (whole.verdicts[0].kind in ("leak", "cache_growth", "cycle_garbage"))
-    assert not any("were not replayed" in note for note in whole.notes)
 
 
 # ---- the programs of the GPU tests, on the model of the allocator -----------------------

@@ -27,10 +27,10 @@ def released_at(verdict: neutracer.reports.Verdict) -> str:
 # ---- kept until an epoch ends ----------------------------------------------------------------
 
 
-def epochs(lengths: Iterable[int], mib: float = 8) -> Recording:
+def epochs(lengths: Iterable[int], mib: float = 10) -> Recording:
     """Steps that each keep a block, which all go at the end of an epoch but the last one's."""
     recording = Recording()
-    scratch = recording.segment(40)
+    scratch = recording.segment(20)
     kept: list[int] = []
     number = 0
     for length in lengths:
@@ -45,7 +45,7 @@ def epochs(lengths: Iterable[int], mib: float = 8) -> Recording:
             kept.append(recording.own(mib, "cache"))
             recording.free(block)
     recording.metadata = f"step {number}"
-    recording.oom(30, device_free=0, stack="forward")
+    recording.fail(30, device_free=0, stack="forward")
     return recording
 
 
@@ -59,19 +59,19 @@ def test_list_of_an_epoch_is_named(lengths: tuple[int, ...]) -> None:
         f"it was let go of {times} before, after less of it",
     ]
     # What the steps since then have kept, and not all that ever was.
-    assert first.bytes == lengths[-1] * 8 * MIB
+    assert first.bytes == lengths[-1] * 10 * MIB
 
 
 def test_it_may_be_garbage_where_nobody_knows() -> None:
     verdicts = explained(epochs((10, 10, 30))).verdicts
-    assert (verdicts[0].kind, verdicts[0].bytes) == ("cycle_garbage", 30 * 8 * MIB)
+    assert (verdicts[0].kind, verdicts[0].bytes) == ("cycle_garbage", 30 * 10 * MIB)
     assert "leak" not in [one.kind for one in verdicts]
 
 
 @pytest.mark.parametrize("lengths", [(30, 30), (30, 12), (40, 40, 41), (10, 10, 10, 6)])
 def test_what_fitted_before_was_not_in_the_way(lengths: tuple[int, ...]) -> None:
     kinds = [one.kind for one in explained(epochs(lengths), garbage_bytes=0).verdicts]
-    assert kinds == ["capacity", "other_pool"]
+    assert kinds == ["capacity"]
 
 
 def evaluation() -> Recording:
@@ -89,7 +89,7 @@ def evaluation() -> Recording:
         recording.free(recording.alloc(scratch + 80 * MIB, 5, "cache"))
         recording.own(10, "cache")
         recording.free(first)
-    recording.oom(30, device_free=0, stack="forward")
+    recording.fail(130, device_free=0, stack="forward")
     return recording
 
 

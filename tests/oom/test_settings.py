@@ -14,9 +14,10 @@ from oom_snapshots import full, looping
 import neutracer
 from neutracer import OomFacts
 from neutracer.oom.case import Case, Room
-from neutracer.oom.causes import _candidates, _replayer
+from neutracer.oom.causes import _candidates
 from neutracer.oom.facts import Budget, Failure
 from neutracer.oom.steps import Phase
+from neutracer.oom.trials import replayer_of
 from neutracer.trace.stacks import place_of
 from neutracer.whatif.replaying import Replayer
 
@@ -37,7 +38,7 @@ def budget(
 
 def replayer(given: Budget, name: str = "frag_default") -> Replayer:
     snap = snapshot(name)
-    return _replayer(snap, snap.device(None), given)
+    return replayer_of(snap, snap.device(None), given)
 
 
 @pytest.mark.parametrize("total", [None, TOTAL, 3000 * MIB])
@@ -146,9 +147,7 @@ def _case(held: int) -> Case:
     failure = Failure(event, None, row.size, row.stream, row.pool_id, row.stack)
     room = Room(snap, 0, failure, timeline.at(event), budget())
     phase = Phase("unknown", "")
-    return Case(
-        snap, timeline, room, OomFacts(), phase, place_of(row.stack), True, event, row.stack
-    )
+    return Case(snap, timeline, room, OomFacts(), phase, place_of(row.stack), event, row.stack)
 
 
 def _bytes(name: str) -> bytes:

@@ -1136,6 +1136,7 @@ nt_program_new(const nt_alloc *alloc, const nt_timeline *timeline, nt_program **
     *p = (program){.alloc = *alloc};
     p->face.timeline = timeline;
     p->face.calls_known = true;
+    p->face.sequel = NT_EVENT_NEVER;
     const nt_snapshot *snapshot = nt_timeline_snapshot(timeline);
     program_maker m = {
         .p = p,
@@ -1357,6 +1358,9 @@ nt_program_edit(const nt_alloc *alloc, const nt_program *from,
                 const nt_program_change *change, nt_program **out, nt_error *err)
 {
     NT_TRY(program_check_calls(from, change, err));
+    if (from->sequel != NT_EVENT_NEVER) {
+        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET, "a sequel can't be changed");
+    }
     program *p;
     NT_TRY(NT_NEW(alloc, p, 1, err));
     /* All but the steps is shared with `from`. */
@@ -1373,6 +1377,370 @@ nt_program_edit(const nt_alloc *alloc, const nt_program *from,
         status = program_put_steps(&e, from);
     }
     program_close_editor(&e, alloc, from->slot_count);
+    p->face.steps = p->steps;
+    if (status == NT_OK) {
+        *out = &p->face;
+    } else {
+        nt_program_free(&p->face);
+    }
+    return status;
+}
+
+/* What a program does behind a request that failed. */
+
+typedef struct sequel_block {
+    uint32_t round; /* that made it; NT_NONE: none did */
+    uint32_t key;   /* of its stack and which request of that in the round */
+} sequel_block;
+
+typedef struct sequel_maker {
+    program *p; /* the copy */
+    const nt_program *from;
+    const nt_program_sequel *sequel;
+    const uint32_t *stacks; /* by event */
+    nt_map keys;            /* stack and number in a round -> key */
+    nt_map counts;          /* round and stack -> requests */
+    nt_map slots;           /* round and key -> slot of a block in use */
+    uint64_t *names;        /* by key: stack and number */
+    size_t key_count, key_capacity;
+    sequel_block *of_slot; /* by slot of `from`: what is in it */
+    sequel_block *of_step; /* by step of `from`: what it makes or frees */
+    size_t *first;         /* by round, and one more: its first step */
+    nt_error *err;
+} sequel_maker;
+
+static uint64_t
+sequel_pair(uint32_t high, uint32_t low)
+{
+    return (uint64_t)high << 32 | low;
+}
+
+/* The next request of a stack in a round: its key. */
+static nt_status
+sequel_name(sequel_maker *m, uint32_t round, uint32_t stack, uint32_t *key)
+{
+    const uint64_t counted = sequel_pair(round, stack);
+    const uint32_t before = nt_map_find(&m->counts, counted);
+    const uint32_t number = before == NT_NONE ? 0 : before;
+    const uint64_t name = sequel_pair(stack, number);
+    NT_TRY(nt_map_set(&m->counts, counted, number + 1, m->err));
+    *key = nt_map_find(&m->keys, name);
+    if (*key != NT_NONE) {
+        return NT_OK;
+    }
+    NT_TRY(NT_GROW(&m->p->alloc, m->names, m->key_capacity, m->key_count + 1, m->err));
+    *key = (uint32_t)m->key_count;
+    m->names[m->key_count++] = name;
+    return nt_map_set(&m->keys, name, *key, m->err);
+}
+
+static nt_status
+sequel_put(sequel_maker *m, const nt_program_step *step)
+{
+    program *p = m->p;
+    NT_TRY(
+        NT_GROW(&p->alloc, p->steps, p->step_capacity, p->face.step_count + 1, m->err));
+    p->steps[p->face.step_count++] = *step;
+    return NT_OK;
+}
+
+static nt_status
+sequel_put_request(sequel_maker *m, const nt_program_step *step, uint32_t round,
+                   uint32_t stack)
+{
+    uint32_t key;
+    NT_TRY(sequel_name(m, round, stack, &key));
+    NT_TRY(nt_map_set(&m->slots, sequel_pair(round, key), step->slot, m->err));
+    return sequel_put(m, step);
+}
+
+/* Frees, in the way of `step`, the block of a round and key, if it is in use. */
+static nt_status
+sequel_put_free(sequel_maker *m, const nt_program_step *step, uint32_t round,
+                uint32_t key)
+{
+    const uint64_t pair = sequel_pair(round, key);
+    nt_program_step one = *step;
+    one.slot = nt_map_find(&m->slots, pair);
+    if (one.slot == NT_NONE) {
+        return NT_OK;
+    }
+    if (one.kind != NT_PROGRAM_FREE_LATER) {
+        (void)nt_map_remove(&m->slots, pair);
+    }
+    return sequel_put(m, &one);
+}
+
+/* Where `like` was the last block of its stack in its round: frees what `round` made of
+ * that stack beyond it. */
+static nt_status
+sequel_put_others(sequel_maker *m, const nt_program_step *step, sequel_block like,
+                  uint32_t round)
+{
+    const uint32_t stack = (uint32_t)(m->names[like.key] >> 32);
+    const uint32_t number = (uint32_t)m->names[like.key];
+    const uint32_t count = nt_map_find(&m->counts, sequel_pair(round, stack));
+    if (step->kind == NT_PROGRAM_FREE_LATER || count == NT_NONE ||
+        nt_map_find(&m->counts, sequel_pair(like.round, stack)) != number + 1) {
+        return NT_OK;
+    }
+    nt_program_step one = *step;
+    one.kind = NT_PROGRAM_FREE;
+    for (uint32_t i = number + 1; i < count; i++) {
+        const uint32_t key = nt_map_find(&m->keys, sequel_pair(stack, i));
+        NT_TRY(sequel_put_free(m, &one, round, key));
+    }
+    return NT_OK;
+}
+
+/* The round that an event is of; NT_NONE before the first. */
+static uint32_t
+sequel_round(const nt_program_sequel *sequel, uint32_t round, int32_t event)
+{
+    while (round + 1 < sequel->begin_count && sequel->begins[round + 1] <= event) {
+        round++; /* NT_NONE becomes 0 */
+    }
+    return round;
+}
+
+/* A step of the trace: what it makes or frees is noted for its copies. */
+static nt_status
+sequel_note(sequel_maker *m, size_t i, uint32_t round)
+{
+    const nt_program_step *step = &m->from->steps[i];
+    sequel_block *block = &m->of_step[i];
+    *block = (sequel_block){NT_NONE, NT_NONE};
+    if (step->slot == NT_NONE || step->kind == NT_PROGRAM_OOM) {
+        return NT_OK;
+    }
+    if (step->kind == NT_PROGRAM_MALLOC) {
+        if (round != NT_NONE) {
+            block->round = round;
+            NT_TRY(sequel_name(m, round, m->stacks[step->event], &block->key));
+            NT_TRY(nt_map_set(&m->slots, sequel_pair(round, block->key), step->slot,
+                              m->err));
+        }
+        m->of_slot[step->slot] = *block;
+        return NT_OK;
+    }
+    *block = m->of_slot[step->slot];
+    if (step->kind != NT_PROGRAM_FREE_LATER && block->round != NT_NONE) {
+        (void)nt_map_remove(&m->slots, sequel_pair(block->round, block->key));
+        m->of_slot[step->slot] = (sequel_block){NT_NONE, NT_NONE};
+    }
+    return NT_OK;
+}
+
+/* All up to the request that failed, which is made like any other. */
+static nt_status
+sequel_put_recorded(sequel_maker *m)
+{
+    const nt_program_sequel *sequel = m->sequel;
+    uint32_t round = NT_NONE;
+    size_t next = 0;
+    for (size_t i = 0; i < m->from->step_count; i++) {
+        nt_program_step step = m->from->steps[i];
+        if (step.event > sequel->failed) {
+            break;
+        }
+        round = sequel_round(sequel, round, step.event);
+        for (; round != NT_NONE && next <= round; next++) {
+            m->first[next] = i;
+        }
+        m->first[sequel->begin_count] = i + 1;
+        if (step.kind == NT_PROGRAM_OOM && step.event == sequel->failed) {
+            step.kind = NT_PROGRAM_MALLOC;
+            step.slot = m->p->face.slot_count++;
+            return sequel_put_request(m, &step, round, m->stacks[step.event]);
+        }
+        NT_TRY(sequel_note(m, i, round));
+        NT_TRY(sequel_put(m, &step));
+    }
+    return NT_OK;
+}
+
+static uint64_t
+sequel_size(const sequel_maker *m, const nt_program_step *step, uint32_t rounds)
+{
+    const nt_program_sequel *sequel = m->sequel;
+    double size = (double)step->size;
+    if (rounds == 0 && sequel->stretch != NULL) {
+        size *= sequel->stretch[step->event];
+    }
+    if (sequel->growth != NULL) {
+        size += (double)sequel->growth[step->event] * rounds;
+    }
+    const double most = (double)NT_LARGEST_REQUEST;
+    return size < 1 ? 1 : size < most ? (uint64_t)size : NT_LARGEST_REQUEST;
+}
+
+/* A copy of step `i`, of round `like`, in round `round`; `rounds` later than its size
+ * is of. */
+static nt_status
+sequel_copy(sequel_maker *m, size_t i, uint32_t like, uint32_t round, uint32_t rounds)
+{
+    const nt_program_step *from = &m->from->steps[i];
+    const sequel_block block = m->of_step[i];
+    const uint32_t failed = (uint32_t)m->sequel->begin_count - 1;
+    nt_program_step step = *from;
+    step.event = (int32_t)(nt_timeline_event_count(m->from->timeline) + round - failed);
+    if (from->kind == NT_PROGRAM_EMPTY_CACHE) {
+        return sequel_put(m, &step);
+    }
+    if (block.round == NT_NONE) {
+        /* Blocks from before the rounds are gone already, and pools of the rounds
+         * before serve again. */
+        return NT_OK;
+    }
+    if (from->kind == NT_PROGRAM_MALLOC) {
+        step.slot = m->p->face.slot_count++;
+        step.size = sequel_size(m, from, rounds);
+        return sequel_put_request(m, &step, round, m->stacks[from->event]);
+    }
+    const uint32_t made = round - (like - block.round);
+    NT_TRY(sequel_put_free(m, &step, made, block.key));
+    return sequel_put_others(m, &step, block, made);
+}
+
+/* Frees what the failing round made by stacks that its like has not. */
+static nt_status
+sequel_close_round(sequel_maker *m)
+{
+    const uint32_t like = (uint32_t)m->sequel->like;
+    const uint32_t round = (uint32_t)m->sequel->begin_count - 1;
+    const nt_program_step step = {
+        .event = (int32_t)nt_timeline_event_count(m->from->timeline),
+        .kind = NT_PROGRAM_FREE,
+    };
+    for (size_t i = m->first[round]; i < m->first[round + 1]; i++) {
+        const int32_t event = m->from->steps[i].event;
+        const uint64_t stack = sequel_pair(like, m->stacks[event]);
+        const bool stays = m->sequel->stays != NULL && m->sequel->stays[event] != 0;
+        if (m->from->steps[i].kind == NT_PROGRAM_MALLOC && !stays &&
+            nt_map_find(&m->counts, stack) == NT_NONE) {
+            NT_TRY(sequel_put_free(m, &step, round, m->of_step[i].key));
+        }
+    }
+    return NT_OK;
+}
+
+static nt_status
+sequel_put_made_up(sequel_maker *m)
+{
+    const nt_program_sequel *sequel = m->sequel;
+    const uint32_t ended = (uint32_t)sequel->begin_count - 1;
+    const uint32_t like = (uint32_t)sequel->like;
+    if (like == ended) {
+        return NT_OK;
+    }
+    for (size_t i = m->first[like]; i < m->first[like + 1]; i++) {
+        if (m->from->steps[i].event > sequel->from) {
+            NT_TRY(sequel_copy(m, i, like, ended, 0));
+        }
+    }
+    NT_TRY(sequel_close_round(m));
+    /* The first round makes what stays: it comes again only where it is the only one.
+     */
+    const uint32_t others = ended > 1 ? ended - 1 : ended;
+    const uint32_t repeated = others < NT_SEQUEL_REPEATED ? others : NT_SEQUEL_REPEATED;
+    for (uint32_t n = 0; n < sequel->rounds; n++) {
+        const uint32_t one = ended - repeated + n % repeated, round = ended + 1 + n;
+        for (size_t i = m->first[one]; i < m->first[one + 1]; i++) {
+            NT_TRY(sequel_copy(m, i, one, round, round - one));
+        }
+    }
+    return NT_OK;
+}
+
+static bool
+sequel_is_valid(const nt_program *from, const nt_program_sequel *s,
+                const nt_event_columns *events, size_t first)
+{
+    const size_t count = nt_timeline_event_count(from->timeline);
+    if (s->failed < 0 || (size_t)s->failed >= count ||
+        events->action[first + (size_t)s->failed] != NT_ACTION_OOM ||
+        s->begin_count == 0 || s->begin_count > count || s->like >= s->begin_count ||
+        s->rounds > count || s->begins[0] < 0 ||
+        s->begins[s->begin_count - 1] > s->failed) {
+        return false;
+    }
+    for (size_t i = 1; i < s->begin_count; i++) {
+        if (s->begins[i] <= s->begins[i - 1]) {
+            return false;
+        }
+    }
+    return s->like + 1 == s->begin_count ||
+           (s->from >= s->begins[s->like] && s->from < s->begins[s->like + 1]);
+}
+
+static nt_status
+sequel_open(sequel_maker *m, const nt_alloc *alloc)
+{
+    nt_map_init(&m->keys, *alloc);
+    nt_map_init(&m->counts, *alloc);
+    nt_map_init(&m->slots, *alloc);
+    NT_TRY(NT_NEW(alloc, m->of_slot, m->from->slot_count + 1, m->err));
+    NT_TRY(NT_NEW(alloc, m->of_step, m->from->step_count + 1, m->err));
+    NT_TRY(NT_NEW(alloc, m->first, m->sequel->begin_count + 1, m->err));
+    for (size_t i = 0; i < m->from->slot_count; i++) {
+        m->of_slot[i] = (sequel_block){NT_NONE, NT_NONE};
+    }
+    for (size_t i = 0; i <= m->sequel->begin_count; i++) {
+        m->first[i] = 0;
+    }
+    return NT_OK;
+}
+
+static void
+sequel_clear(sequel_maker *m, const nt_alloc *alloc)
+{
+    nt_map_clear(&m->keys);
+    nt_map_clear(&m->counts);
+    nt_map_clear(&m->slots);
+    NT_RELEASE(alloc, m->names, m->key_capacity);
+    NT_RELEASE(alloc, m->of_slot, m->from->slot_count + 1);
+    NT_RELEASE(alloc, m->of_step, m->from->step_count + 1);
+    NT_RELEASE(alloc, m->first, m->sequel->begin_count + 1);
+}
+
+nt_status
+nt_program_go_on(const nt_alloc *alloc, const nt_program *from,
+                 const nt_program_sequel *sequel, nt_program **out, nt_error *err)
+{
+    const nt_timeline *timeline = from->timeline;
+    const nt_snapshot *snapshot = nt_timeline_snapshot(timeline);
+    const nt_event_columns *events = nt_snapshot_events(snapshot);
+    size_t first = 0, count = 0;
+    if (nt_timeline_event_count(timeline) != 0) {
+        nt_snapshot_trace(snapshot, (size_t)nt_timeline_device(timeline), &first,
+                          &count);
+    }
+    if (from->sequel != NT_EVENT_NEVER ||
+        !sequel_is_valid(from, sequel, events, first)) {
+        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
+                       "a sequel begins at a request that failed, in the last of its "
+                       "rounds");
+    }
+    program *p;
+    NT_TRY(NT_NEW(alloc, p, 1, err));
+    *p = (program){.face = *from, .alloc = *alloc};
+    p->face.step_count = 0;
+    p->face.sequel = sequel->failed;
+    sequel_maker m = {
+        .p = p,
+        .from = from,
+        .sequel = sequel,
+        .stacks = events->stack + first,
+        .err = err,
+    };
+    nt_status status = sequel_open(&m, alloc);
+    if (status == NT_OK) {
+        status = sequel_put_recorded(&m);
+    }
+    if (status == NT_OK) {
+        status = sequel_put_made_up(&m);
+    }
+    sequel_clear(&m, alloc);
     p->face.steps = p->steps;
     if (status == NT_OK) {
         *out = &p->face;

@@ -87,6 +87,8 @@ typedef struct nt_program {
     bool calls_known; /* false: some release may be a call of empty_cache() or not */
     bool calls_noted; /* all calls of empty_cache() are there: the recording noted them
                        */
+    int32_t sequel; /* the event from which on nothing is recorded, as nt_program_go_on
+                     * makes it up, or NT_EVENT_NEVER */
 } nt_program;
 
 /* From the timeline, which must outlive the program. Time is linear in events. */
@@ -111,13 +113,51 @@ typedef struct nt_program_change {
 
 /* A copy of the program with the change in it, to be freed like any other. It reads
  * `program`, which must outlive it. NT_ARGUMENT for a size above NT_LARGEST_REQUEST,
- * ends before the request or behind the trace, and calls that don't rise or are after
- * no event of the trace. Blocks from before the
- * trace stay as they are. */
+ * ends before the request or behind the trace, calls that don't rise or are after no
+ * event of the trace, and of a program with a sequel. Blocks from before the trace stay
+ * as they are. */
 nt_status
 nt_program_edit(const nt_alloc *alloc, const nt_program *program,
                 const nt_program_change *change, nt_program **out,
                 nt_error *err) NT_CHECKED;
+
+/* How a program goes on behind a request that failed. Rounds are numbered by `begins`;
+ * the request that failed is of the last one. Arrays by event have an entry for each
+ * event of the trace. */
+typedef struct nt_program_sequel {
+    int32_t failed;        /* event of the request that failed */
+    const int32_t *begins; /* events at which rounds begin; they rise */
+    size_t begin_count;    /* 1 or more */
+    size_t like; /* the round whose rest the failing one does: below begin_count - 1, or
+                  * that for no rest */
+    int32_t from; /* the event of that round which stands where the request failed */
+    const double *stretch; /* by event: how many times as much as there the failing
+                            * round asks for in its rest; NULL: once */
+    const uint8_t *stays; /* by event: 1 where a block of the failing round stays though
+                           * no round before made its like; NULL: none does */
+    size_t rounds; /* that follow: the last NT_SEQUEL_REPEATED that ended, in turn,
+                    * again; the first of all only where it is the only one */
+    const uint64_t *growth; /* by event: bytes that this request grows by from a round
+                             * to the next; NULL: none does */
+} nt_program_sequel;
+
+/* Rounds that a sequel repeats, at most. */
+#define NT_SEQUEL_REPEATED 10
+
+/* A copy of the program up to the request that failed, which it makes like any other,
+ * and then the rest of that round and more rounds. A block made by the n-th request of
+ * a stack in a round is freed where its like was, in the same round or as many rounds
+ * later; where a round makes more of a stack than its like, the others are freed with
+ * the last that has one, and, unless it stays, at the end of the failing round if its
+ * stack has none.
+ * Steps that are made up have as their event the number of events of the trace, and
+ * that of the round that follows (0: the rest) in addition. It reads `program`, which
+ * must outlive it. NT_ARGUMENT for events that are not of the trace, out of order, or
+ * no request that failed. */
+nt_status
+nt_program_go_on(const nt_alloc *alloc, const nt_program *program,
+                 const nt_program_sequel *sequel, nt_program **out,
+                 nt_error *err) NT_CHECKED;
 
 /* The smallest request that the settings of the trace round to `rounded`: of a request
  * that failed PyTorch writes down the rounded size. */

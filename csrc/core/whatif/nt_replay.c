@@ -1083,6 +1083,7 @@ static bool
 silence_has_moved(const replay *r, const nt_program_step *step)
 {
     return r->check == NULL && r->options.silence.marks != NULL &&
+           (size_t)step->event < nt_timeline_event_count(r->program->timeline) &&
            silence_is_private(r, step);
 }
 
@@ -1560,7 +1561,9 @@ static nt_status
 replay_get_block(replay *r, const nt_program_step *step, const replay_moved *moved,
                  uint32_t *block)
 {
-    const bool is_least = step->kind == NT_PROGRAM_OOM && r->options.least_ooms;
+    const bool failed =
+        step->kind == NT_PROGRAM_OOM || step->event == r->program->sequel;
+    const bool is_least = failed && r->options.least_ooms;
     uint64_t size =
         is_least ? nt_program_least_request(r->program, step->size) : step->size;
     *block = NT_NONE;
@@ -1603,6 +1606,21 @@ replay_go_beyond(replay *r, const nt_program_step *step, uint32_t block)
     return nt_allocator_give(r->model, block, r->err);
 }
 
+/* A request failed that went through in the trace, or is of the sequel. */
+static void
+replay_fail(replay *r, int32_t event)
+{
+    nt_replay_figures *f = &r->figures;
+    const int32_t sequel = r->program->sequel;
+    if (f->failed_event == NT_EVENT_NEVER) {
+        f->failed_event = event;
+    }
+    if (!r->options.goes_on || (sequel != NT_EVENT_NEVER && event >= sequel)) {
+        f->is_stopped = true;
+        f->stopped_event = event;
+    }
+}
+
 static nt_status
 replay_malloc(replay *r, const nt_program_step *step, uint32_t *block)
 {
@@ -1618,9 +1636,8 @@ replay_malloc(replay *r, const nt_program_step *step, uint32_t *block)
         return *block == NT_NONE ? NT_OK : replay_go_beyond(r, step, *block);
     }
     r->slots[step->slot] = *block;
-    if (*block == NT_NONE && !r->options.goes_on) {
-        r->figures.is_stopped = true;
-        r->figures.stopped_event = step->event;
+    if (*block == NT_NONE) {
+        replay_fail(r, step->event);
     }
     return NT_OK;
 }
@@ -1724,21 +1741,24 @@ static nt_status
 replay_go(replay *r, const nt_progress *progress, const nt_replay_series *series)
 {
     const nt_program *program = r->program;
+    const size_t count = nt_timeline_event_count(program->timeline);
     size_t next = 0;
+    r->figures.failed_event = NT_EVENT_NEVER;
     for (size_t i = 0; i < program->step_count && !replay_is_over(r); i++) {
         const nt_program_step *step = &program->steps[i];
+        const size_t event = (size_t)step->event;
         if (series != NULL) {
-            replay_write(r, series, &next, (size_t)step->event);
+            replay_write(r, series, &next, event < count ? event : count);
         }
         if (r->record != NULL) {
             r->record->event = (size_t)step->event;
         }
         NT_TRY(replay_step(r, step));
         NT_TRY(replay_pass_silence(r, i));
-        if (series != NULL && step->kind == NT_PROGRAM_FREE &&
+        if (series != NULL && step->kind == NT_PROGRAM_FREE && event <= count &&
             series->bytes[NT_METRIC_ALLOCATED] != NULL) {
             /* It is not allocated any more from the event before on. */
-            series->bytes[NT_METRIC_ALLOCATED][step->event - 1] =
+            series->bytes[NT_METRIC_ALLOCATED][event - 1] =
                 nt_allocator_get_stats(r->model)->bytes[NT_METRIC_ALLOCATED];
         }
         if (progress != NULL && i % REPLAY_TICK == 0 &&
@@ -1747,7 +1767,7 @@ replay_go(replay *r, const nt_progress *progress, const nt_replay_series *series
         }
     }
     if (series != NULL) {
-        replay_write(r, series, &next, nt_timeline_event_count(program->timeline));
+        replay_write(r, series, &next, count);
     }
     return NT_OK;
 }

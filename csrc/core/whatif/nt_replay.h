@@ -72,7 +72,8 @@ typedef struct nt_replay_options {
     /* What to do about a request that fails here, and did not when it was recorded, and
      * about one that failed then and does not here: leave it out, and go on with what
      * the trace has. Else the run ends there, because the program would have done
-     * something that is not in the trace. */
+     * something that is not in the trace. In a sequel, where nothing is recorded, the
+     * run always ends at a request that fails. */
     bool goes_on;
 } nt_replay_options;
 
@@ -91,6 +92,8 @@ typedef struct nt_replay_figures {
     int32_t stopped_event; /* at this one; NT_EVENT_BEFORE: while the start was made */
     bool is_beyond;        /* a request that failed when recorded went through */
     int32_t beyond_event;  /* first at this one */
+    int32_t failed_event;  /* the first request that failed and had not when it was
+                            * recorded, or NT_EVENT_NEVER */
     bool start_rebuilt;    /* the start is not a copy: its blocks were allocated anew */
 } nt_replay_figures;
 

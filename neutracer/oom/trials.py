@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes to a program that ran out of memory, each replayed to the end of the round that failed
+and through the rounds after it."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from neutracer._native import core
+from neutracer.oom.case import Case
+from neutracer.oom.facts import Budget
+from neutracer.oom.steps import rises, same_point
+from neutracer.render.report import PlainRow
+from neutracer.trace.beside import DeviceRoom
+from neutracer.trace.roles import CATEGORIES, Role
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.stacks import NONE
+from neutracer.units import format_share
+from neutracer.whatif.replaying import Replayer
+from neutracer.whatif.savings import changes_of
+
+#: What a change costs the user, the cheapest first: a setting of the allocator, an edit of a line,
+#: a smaller step, more memory.
+COSTS = ("setting", "line", "batch", "card")
+
+# At least so many rounds after the one that failed; and as many as ended before it, so that what
+# piles up slowly still shows, while the made-up part is no longer than this.
+_ROUNDS = 10
+_MOST_EVENTS = 400_000
+
+# Rounds before the failing one that it is compared with.
+_COMPARED = 8
+
+# A round is made smaller by steps of a sixteenth.
+_PARTS = 16
+
+# What grows or shrinks with the size of a step; gradients, parameters and state do not.
+_SCALED = ("input", "temporary", "activation", "autograd_detail", "unknown")
+
+# The core's numbers of when blocks that other streams used are free again.
+_TIMINGS = (0, 1, 2)
+
+# What modules make in a forward and a backward pass.
+_OF_A_PASS = (Role.MODULE, Role.SEED, Role.BACKWARD)
+
+_MADE = ("alloc_event", "size", "stack")
+
+# A device that holds everything, in bytes.
+_ENDLESS = 1 << 50
+
+
+@dataclass(frozen=True)
+class Trial(PlainRow):
+    """A change to the program, and how far the program then gets in a replay. Sizes in bytes.
+
+    Attributes:
+        change: The change in words.
+        cost: What it costs: one of `COSTS`, or "" for the program as it is.
+        passes: Whether the request, the rest of its round and all rounds tried after it succeed;
+            where `rounds_tried` is 0, the request alone.
+        rounds: How many rounds after the failing one end.
+        rounds_tried: How many were tried; 0: the trace shows no round that ended.
+        bytes: The most that the process then reserves; where it does not pass, would reserve of
+            a device that has enough.
+    """
+
+    change: str
+    cost: str
+    passes: bool
+    rounds: int
+    rounds_tried: int
+    bytes: int
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether whole rounds were tried, and all succeed."""
+        return self.passes and self.rounds_tried > 0
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the program that the replay runs.
+
+    Attributes:
+        text: As `Trial.change`.
+        cost: As `Trial.cost`.
+        settings: The allocator's; None are the recorded ones.
+        sizes: Bytes of each event's request; None: as they are.
+        ends: By event, the event after which its block is freed; None: as it was.
+        usable_bytes: What the process may have in all; None: as it had.
+        grows: Whether what grew from round to round still does.
+        is_least: The request that failed is as small as its rounded size allows.
+    """
+
+    text: str
+    cost: str
+    settings: str | None = None
+    sizes: array[int] | None = None
+    ends: array[int] | None = None
+    usable_bytes: int | None = None
+    grows: bool = True
+    is_least: bool = False
+
+
+def replayer_of(snap: Snapshot, device: int, budget: Budget) -> Replayer:
+    """The program, ready to be run where it may have what it could have had when it failed."""
+    total = budget.total
+    if budget.limit is not None and not budget.limit_is_guess:
+        # Of a limit whose device nobody knows, the share is of one that has enough.
+        device_bytes = 2 * budget.limit if total is None else total
+        share = min((budget.limit + 0.5) / device_bytes, 1.0)
+        return Replayer(snap, device, capacity=device_bytes, fraction=share)
+    if budget.limit is None and budget.asked is not None:
+        return Replayer(snap, device, capacity=max(min(budget.asked, budget.usable), 1))
+    if budget.limit is None and total is not None:
+        return Replayer(snap, device, room=DeviceRoom(total, 1.0, budget.others))
+    return Replayer(snap, device)
+
+
+class Trials:
+    """The replays of one failure.
+
+    Attributes:
+        works: Whether the model does under the recorded settings what the program did, and
+            fails where it failed: else nothing is tried.
+        made: The trials so far, in the order in which they were asked for.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        self._found: dict[str, Trial] = {}
+        self.works = self._works()
+
+    @property
+    def made(self) -> tuple[Trial, ...]:
+        """All trials: the program as it is, then the cheapest change first."""
+        return tuple(sorted(self._found.values(), key=lambda one: _cost(one.cost)))
+
+    def _works(self) -> bool:
+        case = self._case
+        if case.failure.event is None or case.timeline is None or case.snap.partial is not None:
+            return False
+        try:
+            if not self._replayer.check.is_exact:
+                return False
+            return not self.run(Change("as it is", "")).passes
+        except ValueError:
+            # A state that no allocator can have been in, or no native allocator's.
+            self._found.clear()
+            return False
+
+    @cached_property
+    def _replayer(self) -> Replayer:
+        case = self._case
+        return replayer_of(case.snap, case.room.device, case.room.budget)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether PyTorch enforces the limit."""
+        return self._replayer.is_limited
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds are tried after the failing one."""
+        return self._sequel[3]
+
+    def run(self, change: Change) -> Trial:
+        """The trial of a change; of one that was tried before, the same."""
+        if change.text not in self._found:
+            self._found[change.text] = self._try(change)
+        return self._found[change.text]
+
+    def _try(self, change: Change) -> Trial:
+        program = self._program(change)
+        tries = (
+            self._run(program, change, limit, timing) for limit, timing in self._conditions(change)
+        )
+        return min(tries, key=lambda one: (one.passes, one.rounds))
+
+    def _conditions(self, change: Change) -> Iterable[tuple[int, int]]:
+        """Limits and timings under which it must succeed: where these are not known, and it is
+        the allocator that is changed, all of them."""
+        limits = self._replayer.limits
+        if change.cost != "setting":
+            return [(limits[0], _TIMINGS[0])]
+        timings = _TIMINGS if self._replayer.facts["has_later"] else _TIMINGS[:1]
+        return [(limit, timing) for limit in limits for timing in timings]
+
+    def _program(self, change: Change) -> core.Program:
+        program = self._replayer.program
+        if change.sizes is not None or change.ends is not None:
+            program = program.edit(change.sizes, change.ends)
+        begins, like, after, rounds = self._sequel
+        growth = self._growth if change.grows else None
+        return program.go_on(
+            self._event, begins, like, after, rounds, self._stretch, growth, self._stays
+        )
+
+    def _run(self, program: core.Program, change: Change, limit: int, timing: int) -> Trial:
+        replayer, case = self._replayer, self._case
+        settings = replayer.recorded_settings if change.settings is None else change.settings
+        options = replayer.options(limit)
+        if change.usable_bytes is not None:
+            room = {"limit": 0, "device_total": change.usable_bytes, "device_other": 0}
+            options = {**options, **room}
+        ways = {"timing": timing, "least_ooms": change.is_least, "goes_on": True}
+        found = program.run(settings, **options, **ways)
+        failed, count = found["failed_event"], len(case.timeline or ())
+        needs = found["peak"]["reserved"]
+        if failed is not None:
+            endless = {**options, "limit": 0, "device_total": _ENDLESS, "device_other": 0}
+            needs = program.run(settings, **endless, **ways)["peak"]["reserved"]
+        return Trial(
+            change=change.text,
+            cost=change.cost,
+            passes=failed is None,
+            rounds=self.rounds if failed is None else max(failed - count - 1, 0),
+            rounds_tried=self.rounds,
+            bytes=int(needs),
+        )
+
+    # ---- Sequel --------------------------------------------------------------------------
+
+    @property
+    def _event(self) -> int:
+        event = self._case.failure.event
+        return 0 if event is None else event
+
+    @cached_property
+    def _sequel(self) -> tuple[array[int], int, int, int]:
+        """Where rounds begin, which round the failing one goes on like, behind which event of
+        it, and how many follow."""
+        like = self._like
+        rounds = self._case.rounds
+        if rounds is None or like is None:
+            return array("i", [0]), 0, 0, 0
+        begins = array("i", rounds.begins)
+        ended = len(begins) - 1
+        length = max((begins[-1] - begins[0]) // ended, 1)
+        more = min(max(_ROUNDS, ended), max(_MOST_EVENTS // length, 1))
+        return begins, like[0], like[1], more
+
+    @cached_property
+    def _like(self) -> tuple[int, int, float] | None:
+        """The round before whose rest the failing one has before it, the event at which it stood
+        there, and how many times as large its requests were by then.
+
+        Of those that it is compared with the one whose requests are nearest in size and not
+        smaller; else the one that is nearest. The first round, which makes what stays, only where
+        there is no other.
+        """
+        case, rounds = self._case, self._case.rounds
+        if rounds is None or case.timeline is None:
+            return None
+        made, begins = case.timeline.events.find("action", "alloc"), rounds.begins
+        stacks = case.timeline.events.codes("stack")
+        own = made[bisect_left(made, begins[-1]) : bisect_left(made, self._event)]
+        again = sum(stacks[at] == stacks[self._event] for at in own)
+        found = []
+        ended = len(begins) - 1
+        for number in range(max(ended - _COMPARED, 0), ended):
+            step = made[bisect_left(made, begins[number]) : bisect_left(made, begins[number + 1])]
+            at = same_point(step, stacks, stacks[self._event], len(own), again)
+            if at is not None:
+                ratio = self._ratio(begins[number], at)
+                found.append((number, at, ratio))
+        if len(found) > 1 and found[0][0] == 0:
+            del found[0]
+        # A round with larger requests needs no stretching.
+        return min(found, key=lambda one: (max(one[2] - 1, 0), -one[0]), default=None)
+
+    def _ratio(self, begin: int, at: int) -> float:
+        """How many times as large the failing round's requests are as those of another, from its
+        beginning to an event: of the n-th of a stack in each."""
+        own, other = self._requests(begin, at), self._own_requests
+        pairs = [
+            (size, other[stack][number])
+            for stack, sizes in own.items()
+            if stack in other
+            for number, size in enumerate(sizes[: len(other[stack])])
+        ]
+        return sum(b for _, b in pairs) / max(sum(a for a, _ in pairs), 1) if pairs else 1.0
+
+    @cached_property
+    def _own_requests(self) -> dict[int, list[int]]:
+        rounds, timeline = self._case.rounds, self._case.timeline
+        assert rounds is not None
+        assert timeline is not None
+        own = self._requests(rounds.begins[-1], self._event)
+        asks = timeline.events.codes("stack")[self._event]
+        own.setdefault(asks, []).append(self._case.failure.size)
+        return own
+
+    def _requests(self, begin: int, at: int) -> dict[int, list[int]]:
+        """By stack, the sizes of what was made from an event up to another."""
+        timeline = self._case.timeline
+        assert timeline is not None
+        made, sizes, stacks = (timeline.allocations.codes(name) for name in _MADE)
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        for row in range(bisect_left(made, begin), bisect_right(made, at)):
+            if stacks[row] != NONE:
+                found[stacks[row]].append(sizes[row])
+        return found
+
+    @cached_property
+    def _stretch(self) -> array[float] | None:
+        """By event, how much larger the rest of the failing round is than its like."""
+        like, timeline = self._like, self._case.timeline
+        if like is None or timeline is None or like[2] <= 1:
+            return None
+        stretch = array("d", bytes(8)) * len(timeline)
+        wanted = _codes(_SCALED)
+        for row, event in enumerate(timeline.allocations.codes("alloc_event")):
+            if event >= 0:
+                stretch[event] = like[2] if timeline.categories.codes[row] in wanted else 1.0
+        return stretch
+
+    @cached_property
+    def _stays(self) -> bytes:
+        """By event, whether its block stays where no round before made its like: what modules
+        make goes when their pass ends."""
+        timeline = self._case.timeline
+        assert timeline is not None
+        stays = bytes(role not in _OF_A_PASS for role in range(256))
+        return bytes(timeline.passes.role).translate(stays)
+
+    @cached_property
+    def _slopes(self) -> dict[int, float]:
+        """By stack, the bytes that each of its requests grows by from round to round, where
+        that rises all along; of what is the same size every time, and varies, none."""
+        timeline, rounds = self._case.timeline, self._case.rounds
+        if timeline is None or rounds is None:
+            return {}
+        series: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for number, (begin, end) in enumerate(pairwise(rounds.begins)):
+            for stack, own in self._requests(begin, end - 1).items():
+                series[stack].append((number, sum(own) // len(own)))
+        slopes = {}
+        for stack, points in series.items():
+            values = [value for _, value in points]
+            if min(values) < max(values) and rises(values):
+                span = points[-1][0] - points[0][0]
+                slopes[stack] = (values[-1] - values[0]) / max(span, 1)
+        return slopes
+
+    @cached_property
+    def _growth(self) -> array[int] | None:
+        """By event, the bytes that its request grows by from round to round."""
+        timeline = self._case.timeline
+        if timeline is None or not self._slopes:
+            return None
+        growth = array("Q", bytes(8)) * len(timeline)
+        rows = timeline.allocations
+        for event, stack in zip(rows.codes("alloc_event"), rows.codes("stack"), strict=True):
+            if event >= 0 and stack in self._slopes:
+                growth[event] = int(self._slopes[stack])
+        return growth
+
+    # ---- Changes -------------------------------------------------------------------------
+
+    def setting(self, text: str, *, is_least: bool = False) -> Trial:
+        """Other settings of the allocator."""
+        name = text or "the default settings"
+        return self.run(Change(name, "setting", settings=text, is_least=is_least))
+
+    def release(self, text: str, addresses: Collection[int]) -> Trial | None:
+        """Blocks in use at the failure freed at the end of the round that made each, and the like
+        of them in the rounds after; None where the trace made none of them."""
+        case, timeline = self._case, self._case.timeline
+        if timeline is None:
+            return None
+        made, at = (timeline.allocations.codes(name) for name in ("alloc_event", "address"))
+        begins = case.rounds.begins if case.rounds is not None else (self._event,)
+        ends = array("i", [-1]) * len(timeline)
+        count = 0
+        for row in case.live_rows:
+            number = bisect_right(begins, made[row])
+            if at[row] in addresses and made[row] >= 0:
+                # A block of the failing round is what a round holds; without it that one is free.
+                end = begins[number] if number < len(begins) else self._event
+                # A free stands behind the event that it follows: still in the round.
+                ends[made[row]] = max(end - 2, made[row])
+                count += 1
+        return self.run(Change(text, "line", ends=ends)) if count else None
+
+    def bounded(self, text: str) -> Trial | None:
+        """What is made anew, larger each time, kept at its first size; None: nothing is."""
+        timeline, slopes = self._case.timeline, self._slopes
+        if timeline is None or not slopes:
+            return None
+        sizes, rows = self._sizes, timeline.allocations
+        made, stacks = rows.codes("alloc_event"), rows.codes("stack")
+        first: dict[int, int] = {}
+        for row, event in enumerate(made):
+            if event >= 0 and stacks[row] in slopes:
+                first[stacks[row]] = min(first.get(stacks[row], sizes[event]), sizes[event])
+        for row, event in enumerate(made):
+            if event >= 0 and stacks[row] in first:
+                sizes[event] = first[stacks[row]]
+        asks = timeline.events.codes("stack")[self._event]
+        sizes[self._event] = min(first.get(asks, sizes[self._event]), sizes[self._event])
+        return self.run(Change(text, "line", sizes=sizes, grows=False))
+
+    @cached_property
+    def _sizes_as_made(self) -> array[int]:
+        timeline = self._case.timeline
+        assert timeline is not None
+        sizes = array("Q", bytes(8)) * len(timeline)
+        rows = timeline.allocations
+        asked, blocks = rows.codes("requested_size"), rows.codes("size")
+        for row, event in enumerate(rows.codes("alloc_event")):
+            if event >= 0:
+                sizes[event] = asked[row] or blocks[row]
+        for event in timeline.events.find("action", "oom"):
+            sizes[event] = timeline.events[event].size
+        return sizes
+
+    @property
+    def _sizes(self) -> array[int]:
+        """The bytes of each event's request; a copy."""
+        return self._sizes_as_made[:]
+
+    def share_that_passes(self) -> tuple[float, Trial] | None:
+        """The largest share of the size of a step that passes, in steps of a sixteenth; None:
+        a sixteenth does not."""
+        found = None
+        low, high = 0, _PARTS
+        while high - low > 1:
+            part = (low + high) // 2
+            change = self._scaled(part)
+            trial = self._try(change)
+            if trial.passes:
+                found, low = (part / _PARTS, trial), part
+            else:
+                high = part
+        if found is not None:
+            self._found[found[1].change] = found[1]
+        return found
+
+    def _scaled(self, part: int) -> Change:
+        timeline, case = self._case.timeline, self._case
+        assert timeline is not None
+        sizes, wanted = self._sizes, _codes(_SCALED)
+        begin = 0 if case.rounds is None else case.rounds.begins[0]
+        codes = timeline.categories.codes
+        for row, event in enumerate(timeline.allocations.codes("alloc_event")):
+            if event >= begin and codes[row] in wanted:
+                sizes[event] = max(sizes[event] * part // _PARTS, 1)
+        if case.phase.name not in ("optimizer", "loading"):
+            sizes[self._event] = max(sizes[self._event] * part // _PARTS, 1)
+        name = f"{format_share(part / _PARTS, decimals=0)} of the batch or length"
+        return Change(name, "batch", sizes=sizes)
+
+    def more_memory(self, text: str, usable_bytes: int) -> Trial:
+        """The process may have so many bytes in all."""
+        return self.run(Change(text, "card", usable_bytes=max(usable_bytes, 1)))
+
+    def needs(self) -> int | None:
+        """What it would reserve at most as it is, of a device that has enough; None: no round
+        that ended shows what it goes on with."""
+        if not self.works or not self.rounds:
+            return None
+        return self.run(Change("as it is", "")).bytes
+
+    def savings(self) -> list[tuple[str, Trial]]:
+        """Changes that need no smaller step, as `neutracer.savings` tries them: how to make each,
+        and its trial."""
+        timeline = self._case.timeline
+        if timeline is None:
+            return []
+        tried = []
+        for wanted in changes_of(timeline, 1):
+            if wanted.kind.startswith("zero_"):
+                continue
+            sizes = wanted.sizes[:]
+            sizes[self._event] = self._sizes_as_made[self._event]
+            tried.append((wanted.advice, self.run(Change(wanted.message, "batch", sizes=sizes))))
+        return tried
+
+
+def _cost(cost: str) -> int:
+    return COSTS.index(cost) if cost else -1
+
+
+def _codes(names: Sequence[str]) -> frozenset[int]:
+    return frozenset(CATEGORIES.index(name) for name in names)

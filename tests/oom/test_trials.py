@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes replayed to the end of the round that failed, and through the rounds after it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from bundle import DATA
+from oom_snapshots import MIB, Recording, explained
+
+import neutracer
+from neutracer.oom.trials import COSTS, Trial
+
+
+def trial(report: neutracer.reports.ExplainReport, cost: str) -> Trial:
+    """The only one of its cost that passes."""
+    (found,) = [one for one in report.trials if one.cost == cost and one.passes]
+    return found
+
+
+def leaking(rounds: int = 12, keeps: int = 10, works: int = 40) -> Recording:
+    """Rounds that each work with a block, and keep another; the next one fails."""
+    recording = Recording()
+    scratch = recording.segment(works)
+    for number in range(rounds):
+        recording.metadata = f"step {number}"
+        block = recording.alloc(scratch, works, "forward")
+        recording.own(keeps, "cache")
+        recording.free(block)
+    recording.metadata = f"step {rounds}"
+    recording.alloc(scratch, works, "forward")
+    recording.oom(keeps, 0, "cache")
+    return recording
+
+
+def test_what_is_let_go_of_lasts_for_as_many_rounds_again() -> None:
+    report = explained(leaking())
+    found = trial(report, "line")
+    assert (found.rounds, found.rounds_tried) == (12, 12)
+    # One round's block, the one before it that is let go of as it ends, and what it works with.
+    assert found.bytes == (40 + 10) * MIB
+    assert (report.verdicts[0].kind, report.verdicts[0].finishes) == ("leak", True)
+    assert report.verdicts[0].headroom_bytes == 160 * MIB - found.bytes
+
+
+def test_the_program_as_it_is_comes_first_and_needs_more() -> None:
+    first = explained(leaking()).trials[0]
+    assert (first.change, first.cost, first.passes, first.rounds) == ("as it is", "", False, 0)
+    assert first.bytes == (40 + 10 * 25) * MIB
+
+
+def test_the_cheapest_changes_come_first() -> None:
+    path = DATA / "whatif/0/dyn_transformer_capped.pickle.xz"
+    costs = [COSTS.index(one.cost) for one in neutracer.explain(path).trials if one.cost]
+    assert costs == sorted(costs)
+    assert {"setting", "batch", "card"} <= {COSTS[number] for number in costs}
+
+
+def test_a_share_that_passes_is_the_largest_sixteenth() -> None:
+    report = neutracer.explain(DATA / "whatif/0/dyn_transformer_capped.pickle.xz")
+    remedy = next(one.remedy for one in report.verdicts if one.kind == "capacity")
+    assert remedy is not None
+    assert remedy.value is not None
+    assert (remedy.value * 16).is_integer()
+    (found,) = [one for one in report.trials if one.cost == "batch"]
+    assert found.change == f"{round(remedy.value * 100)} % of the batch or length"
+
+
+def test_a_trace_without_rounds_is_tried_up_to_the_request() -> None:
+    recording = Recording()
+    recording.own(100, "keep")
+    recording.oom(200, 30, "forward")
+    report = explained(recording, device_total_bytes=1024 * MIB)
+    assert report.trials
+    assert {one.rounds_tried for one in report.trials} == {0}
+
+
+def test_what_the_model_can_not_follow_is_not_tried() -> None:
+    recording = Recording()
+    # No allocator opens a segment of 45 MiB for a request of 40.
+    recording.alloc(recording.segment(45), 40, "keep")
+    recording.oom(200, 30, "forward")
+    assert explained(recording).trials == ()
+
+
+def test_a_cache_that_grows_needs_its_first_size() -> None:
+    recording = Recording()
+    start = recording.own(200)
+    recording.free(start)
+    # Where best fit puts blocks of 20, 24, ... MiB of which each lives until the next is made.
+    places = [0, 20, 44, 0, 32, 68, 0, 44, 92, 144, 0, 60, 124, 0, 72]
+    held = None
+    for number, place in enumerate(places):
+        recording.metadata = f"step {number}"
+        larger = recording.alloc(start + place * MIB, 20 + 4 * number, "cache")
+        if held is not None:
+            recording.free(held)
+        held = larger
+    recording.metadata = f"step {len(places)}"
+    recording.oom(20 + 4 * len(places), 30, "cache")
+    report = explained(recording)
+    found = trial(report, "line")
+    assert found.bytes == 200 * MIB < report.trials[0].bytes
+    assert report.verdicts[0].kind == "cache_growth"
+
+
+@pytest.mark.parametrize("name", ["leak", "frag_default"])
+def test_trials_are_in_text_and_json(name: str, tmp_path: Path) -> None:
+    path = DATA / "frag_default.pickle"
+    if name == "leak":
+        path = tmp_path / "leak.pickle"
+        path.write_bytes(leaking().dumped())
+    report = neutracer.explain(path)
+    plain = json.loads(json.dumps(report.to_dict()))
+    assert [one["change"] for one in plain["trials"]] == [one.change for one in report.trials]
+    assert "Tried" in str(report)
