@@ -1006,12 +1006,12 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
     advice: tuple[Note, ...] = (
         Note(f"make the largest {demand.unit} smaller: {share.text}", case.place),
         Note("bound the length of sequences, sort by length, or split the batch (accumulate)"),
-        Note("torch.utils.checkpoint keeps fewer activations of it"),
+        *_other_ways(trials),
     )
     remedy = Remedy("smaller_step", value=share.value)
     repeats = repeats_of(case)
     if repeats is not None:
-        advice = (*_of_parts(repeats, demand.unit), advice[0], advice[2])
+        advice = (*_of_parts(repeats, demand.unit), advice[0], *advice[2:])
         remedy = Remedy("release", place=repeats.place, callers=repeats.callers)
     missing = max(demand.floor + demand.expected - case.usable, case.failure.size)
     return Verdict(
@@ -1091,6 +1091,13 @@ def _new_holders(case: Case) -> list[_New]:
             in_module = role_of(frames) is Role.MODULE
             found.append(_New(place_of(frames), nbytes, in_module, callers_of(frames)))
     return found
+
+
+def _other_ways(trials: Trials) -> tuple[Note, ...]:
+    """Ways to need less without a smaller step: those that pass, else the usual one."""
+    tried = trials.savings() if trials.works and trials.rounds else []
+    passing = [Note(f"or {one.change}: {how}") for how, one in tried if one.passes]
+    return tuple(passing) or (Note("torch.utils.checkpoint keeps fewer activations of it"),)
 
 
 @dataclass(frozen=True)
