@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -236,6 +236,8 @@ def graph_keeper(snap: Snapshot, timeline: Timeline, rounds: Rounds, event: int)
         event: The event that is asked about.
     """
     role, rows, begins = timeline.passes.role, timeline.allocations, rounds.begins
+    if not timeline.passes.backward:
+        return None
     steps = [_Step() for _ in begins[:-1]]
     backward: list[tuple[int, int]] = []
     passes = _Passes(timeline)
@@ -841,15 +843,8 @@ def _without_stack(timeline: Timeline | None) -> Phase:
     return Phase("unknown", "no stack was recorded")
 
 
-def _stacks(timeline: Timeline) -> Iterator[tuple[Frame, ...]]:
-    first: dict[int, int] = {}
-    for event, code in enumerate(timeline.events.codes("stack")):
-        first.setdefault(code, event)
-    return (timeline.events[event].stack for event in first.values())
-
-
 def _trains(timeline: Timeline) -> bool:
-    return any(role_of(stack) in (*_BACKWARD, *_OPTIMIZES) for stack in _stacks(timeline))
+    return not set(timeline.passes.role).isdisjoint((*_BACKWARD, *_OPTIMIZES))
 
 
 def _forward_or_inference(
@@ -883,12 +878,12 @@ def _kept_share(timeline: Timeline, end: int) -> tuple[float, int]:
     begin = max((stop for _, stop in passes.backward if stop <= end), default=0)
     module = int(Role.MODULE)
     rows = timeline.allocations
-    columns = zip(
-        rows.codes("size"), rows.codes("alloc_event"), rows.codes("free_event"), strict=True
-    )
+    at = rows.codes("alloc_event")
+    since = slice(bisect_left(at, begin), bisect_left(at, end))
+    sizes, ends = rows.codes("size")[since], rows.codes("free_event")[since]
     made = kept = count = 0
-    for size, event, freed in columns:
-        if begin <= event < end and passes.role[event] == module:
+    for size, event, freed in zip(sizes, at[since], ends, strict=True):
+        if passes.role[event] == module:
             made += size
             count += 1
             kept += size if freed == -1 or freed >= end else 0

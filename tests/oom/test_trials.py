@@ -64,7 +64,7 @@ def test_a_share_that_passes_is_the_largest_sixteenth() -> None:
     assert remedy is not None
     assert remedy.value is not None
     assert (remedy.value * 16).is_integer()
-    (found,) = [one for one in report.trials if one.cost == "batch"]
+    (found,) = [one for one in report.trials if "of the batch" in one.change]
     assert found.change == f"{round(remedy.value * 100)} % of the batch or length"
 
 
