@@ -52,7 +52,7 @@ _OF_A_PASS = (Role.MODULE, Role.SEED, Role.BACKWARD)
 _MADE = ("alloc_event", "size", "stack")
 
 # A device that holds everything, in bytes.
-_ENDLESS = 1 << 50
+_ENDLESS = 1 << 44
 
 
 @dataclass(frozen=True)

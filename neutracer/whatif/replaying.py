@@ -959,16 +959,18 @@ class Replayer:
         if limit == 0:
             return options
         if self.is_limited if is_share is None else is_share:
-            return {**options, "limit": limit, **self._device}
+            return {**options, "limit": limit, **self._device(limit)}
         return {**options, "limit": 0, "device_total": limit, "device_other": 0}
 
-    @property
-    def _device(self) -> dict[str, int]:
+    def _device(self, limit: int) -> dict[str, int]:
+        """The device on which a limit is asked about: one that holds it, though the recorded one
+        was full."""
+        total = int(self.facts["device_total"])
         if self.asked is not None and self.asked.total_bytes is not None:
-            return {"device_total": self.asked.total_bytes, "device_other": 0}
-        if self.room is not None:
-            return {"device_total": self.room.total_bytes, "device_other": 0}
-        return {"device_total": self.facts["device_total"]}
+            total = self.asked.total_bytes
+        elif self.room is not None:
+            total = self.room.total_bytes
+        return {"device_total": max(total, limit), "device_other": 0}
 
     def quick(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from bundle import DATA, expected, snapshot
+from oom_snapshots import Recording
 from small_snapshots import one_program
 
 import neutracer
@@ -178,6 +179,19 @@ def test_smallest_memory_does_in_both_ways() -> None:
     assert card.recorded.fits
     assert share.recorded.fits
     assert share.capacity_bytes == own
+
+
+def test_a_limit_is_asked_about_on_a_device_that_holds_it() -> None:
+    recording = Recording()
+    for _ in range(8):
+        recording.own(20)
+    recording.oom(20, device_free=0)
+    replayer = Replayer(neutracer.load(recording.dumped()), 0)
+    assert replayer.facts["is_device"]
+    for settings in ("", "expandable_segments:True"):
+        for is_share in (False, True):
+            assert replayer.quick(settings, 200 * MIB, is_share=is_share).fits
+            assert not replayer.quick(settings, 170 * MIB, is_share=is_share).fits
 
 
 def test_recommend_takes_a_share() -> None:
