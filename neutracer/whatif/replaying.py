@@ -963,14 +963,14 @@ class Replayer:
         return {**options, "limit": 0, "device_total": limit, "device_other": 0}
 
     def _device(self, limit: int) -> dict[str, int]:
-        """The device on which a limit is asked about: one that holds it, though the recorded one
-        was full."""
+        """The device on which a limit is asked about: one that has more, though the recorded one
+        was full; a total of 0 has no bound."""
         total = int(self.facts["device_total"])
         if self.asked is not None and self.asked.total_bytes is not None:
             total = self.asked.total_bytes
         elif self.room is not None:
             total = self.room.total_bytes
-        return {"device_total": max(total, limit), "device_other": 0}
+        return {"device_total": max(total, 2 * limit) if total else 0, "device_other": 0}
 
     def quick(
         self,
