@@ -17,12 +17,10 @@ from neutracer.oom.steps import (
     Rounds,
     demand_of,
     growth_of,
-    optimizer_demand,
     rounds_before,
 )
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding, PlacedRow, PlainRow
-from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import NONE, Frame, grouped
 from neutracer.trace.table import Row, Table
@@ -524,23 +522,6 @@ class Case:
         before = sum(sizes[row] for row in self.live_rows if made[row] < 0)
         return before < _MOST_BEFORE * self.room.allocated
 
-    @cached_property
-    def asks_once(self) -> bool:
-        """Whether a line of the program asked, and not a pass or a loop that goes on."""
-        return role_of(self.stack) is Role.USER and not self._asks_again
-
-    @property
-    def _asks_again(self) -> bool:
-        event, timeline, rounds = self.failure.event, self.timeline, self.rounds
-        if event is None or timeline is None or rounds is None:
-            return False
-        stack = timeline.events.codes("stack")[event]
-        rows = timeline.allocations
-        made, stacks = rows.codes("alloc_event"), rows.codes("stack")
-        begin = rounds.begins[-1]
-        held = (row for row in self.live_rows if made[row] >= begin)
-        return stack != NONE and any(stacks[row] == stack for row in held)
-
     @property
     def is_first_step(self) -> bool:
         """Whether it failed while training, and no step had ended by then."""
@@ -587,11 +568,7 @@ class Case:
         """What steps need, and the one that failed; None where it is not known."""
         if self.timeline is None:
             return None
-        found = demand_of(self.timeline, self.rounds, self.failure)
-        if found is None and self.phase.name == "optimizer":
-            live = self.room.allocated
-            return optimizer_demand(live, self.failure, self.categories, self.stack)
-        return found
+        return demand_of(self.timeline, self.rounds, self.failure)
 
     @cached_property
     def holdings(self) -> tuple[Holding, ...]:

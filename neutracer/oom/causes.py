@@ -406,9 +406,6 @@ _LEAST_OTHERS = 256 << 20
 # but the smallest devices have so much, and refuse it only because others have it.
 _LEAST_DEVICE = 8 << 30
 
-# A limit is raised to so many times what the step is known to need.
-_ROOM_TO_GO_ON = 1.25
-
 # Element sizes that a square matrix is tried for, with a dtype of that size.
 _ELEMENTS = ((4, "float32"), (2, "float16"), (8, "float64"), (1, "bool"))
 
@@ -548,9 +545,6 @@ def process_cap(case: Case, trials: Trials) -> Verdict | None:
     known = trials.needs()
     if known is not None:
         needed = known
-    elif not case.asks_once:
-        # A pass goes on, and what it frees on its way leaves holes.
-        needed = int(needed * _ROOM_TO_GO_ON)
     share, part = "", None
     if budget.total:
         part = min(-int(-needed / budget.total * 1000 // 1) / 1000, 1.0)
@@ -936,16 +930,6 @@ _TWICE_SHARE = 0.2
 # Lines that are compared with each other for what is held twice.
 _MOST_STACKS = 256
 
-# Of a step that never ended nothing tells its size: a quarter of it is a beginning.
-_UNKNOWN_SHARE = 0.25
-
-# A first step is made smaller to no less than this part of that.
-_LEAST_SHARE = 0.1
-
-# So much of what a process may have is in use when it fails, at the most: the recorded
-# training steps have 1.5 to 15 % free inside.
-_CAREFUL = 0.85
-
 # What to do about what holds most, and as what action.
 _BY_CATEGORY = {
     "activation": (
@@ -1130,7 +1114,7 @@ class _Share:
         if demand is not None and demand.steps and demand.largest < demand.expected:
             proved = round(demand.largest / demand.expected, 3)
             return cls(proved, f"{format_share(proved, decimals=0)} of this one has fitted")
-        return cls(_first_share(case), "how much of it fits is not known: no step has ended")
+        return cls(None, "how much of it fits is not known: no step has ended")
 
 
 def first_state(case: Case) -> Verdict | None:
@@ -1269,12 +1253,6 @@ def _remedy(case: Case, trials: Trials, action: str) -> Remedy:
     if action != "smaller_step":
         return Remedy(action)
     return Remedy(action, value=_Share.of(case, trials).value)
-
-
-def _first_share(case: Case) -> float:
-    to_stay = 4 * case.categories.get("parameter", 0)
-    share = _UNKNOWN_SHARE * max(1 - to_stay / max(case.usable, 1), _LEAST_SHARE)
-    return round(share / 2 if case.phase.name == "forward" else share, 3)
 
 
 @dataclass(frozen=True)

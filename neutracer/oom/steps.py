@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
@@ -595,10 +595,6 @@ _COMPARED = 8
 _LARGER = 1.1
 
 
-# Bytes of state that optimizers keep for each byte of parameters, by a part of their file's name.
-_STATES = (("adam", 2), ("adagrad", 1), ("rmsprop", 1), ("sgd", 1), ("lion", 1))
-
-
 @dataclass(frozen=True)
 class Demand:
     """What steps needed above what was in use when they began. Sizes in bytes.
@@ -612,8 +608,6 @@ class Demand:
         steps: How many steps ended before it.
         unit: "step", or "round" where the trace shows none.
         rise: By how much a step needs more than the one before it, where that goes on.
-        is_scaled: It was compared with others at the same point; else `expected` is the least
-            that it can need.
     """
 
     floor: int
@@ -624,17 +618,6 @@ class Demand:
     steps: int
     unit: str
     rise: int = 0
-    is_scaled: bool = True
-
-    @property
-    def rest(self) -> int:
-        """What the failing step needs besides the request that failed."""
-        return max(self.expected - self.so_far, 0)
-
-    @property
-    def spread(self) -> int:
-        """By how much the largest step before it is above the one in the middle."""
-        return self.largest - self.typical
 
     @property
     def is_larger(self) -> bool:
@@ -681,33 +664,7 @@ def demand_of(timeline: Timeline, rounds: Rounds | None, failure: Failure) -> De
         steps=len(begins) - 1,
         unit=rounds.unit,
         rise=(needs[-1] - needs[0]) // (len(needs) - 1) if rises(needs) else 0,
-        is_scaled=bool(ratios),
     )
-
-
-def optimizer_demand(
-    live: int, failure: Failure, categories: Mapping[str, int], stack: Sequence[Frame]
-) -> Demand | None:
-    """What the first step of an optimizer needs, which makes the state of all parameters.
-
-    Args:
-        live: What was in use when its request failed.
-        failure: The request.
-        categories: The bytes in use by category.
-        stack: Of the request, innermost first.
-
-    Returns:
-        The demand; None where the optimizer or its parameters are not known.
-    """
-    files = [frame.filename.replace("\\", "/") for frame in stack]
-    names = [name.rsplit("/", 1)[-1] for name in files if "/torch/optim/" in name]
-    times = next((times for part, times in _STATES for name in names if part in name), 0)
-    state = categories.get("optimizer_state", 0)
-    whole = times * categories.get("parameter", 0)
-    if not whole:
-        return None
-    expected = max(whole, state + failure.size)
-    return Demand(live - state, expected, expected, state + failure.size, expected, 0, "step")
 
 
 def _ratios(

@@ -9,16 +9,13 @@ from pathlib import Path
 
 import pytest
 from bundle import DATA, snapshot
-from oom_snapshots import full, looping
+from oom_snapshots import full
 
 import neutracer
 from neutracer import OomFacts
-from neutracer.oom.case import Case, Room
 from neutracer.oom.causes import _candidates
-from neutracer.oom.facts import Budget, Failure
-from neutracer.oom.steps import Phase
+from neutracer.oom.facts import Budget
 from neutracer.oom.trials import replayer_of
-from neutracer.trace.stacks import place_of
 from neutracer.whatif.replaying import Replayer
 
 MIB = 1 << 20
@@ -125,29 +122,6 @@ def test_facts_of_the_failure_come_before_the_device() -> None:
     facts = OomFacts(device_total_bytes=1 << 30, limit_bytes=400 * MIB)
     why = neutracer.explain(recording.dumped(), facts=facts)
     assert (why.limit_bytes, why.capacity_bytes) == (400 * MIB, 1 << 30)
-
-
-def test_what_asks_again_and_again_is_not_in_sight_of_its_end() -> None:
-    assert _case(held=0).asks_once
-    assert not _case(held=2).asks_once
-
-
-def _case(held: int) -> Case:
-    """Steps that are alike; in the last a line that none before had asks, and holds so many."""
-    recording = looping()
-    recording.metadata = "step 12"
-    recording.free(recording.alloc(recording.segment(40), 30))
-    for _ in range(held):
-        recording.own(8, "program")
-    recording.oom(300, device_free=100)
-    snap = neutracer.load(recording.dumped())
-    timeline = snap.timeline(0)
-    event = len(timeline) - 1
-    row = timeline.events[event]
-    failure = Failure(event, None, row.size, row.stream, row.pool_id, row.stack)
-    room = Room(snap, 0, failure, timeline.at(event), budget())
-    phase = Phase("unknown", "")
-    return Case(snap, timeline, room, OomFacts(), phase, place_of(row.stack), event, row.stack)
 
 
 def _bytes(name: str) -> bytes:

@@ -49,7 +49,7 @@ class Job:
         """A batch size or a length, made smaller where the advice says so."""
         if not self.takes("smaller_step"):
             return number
-        return max(int(number * self.advice["value"]), 1)
+        return max(int(number * (self.advice["value"] or 0.5)), 1)
 
 
 @dataclass(frozen=True)
