@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,30 @@ def test_trials_are_in_text_and_json(name: str, tmp_path: Path) -> None:
     plain = json.loads(json.dumps(report.to_dict()))
     assert [one["change"] for one in plain["trials"]] == [one.change for one in report.trials]
     assert "Tried" in str(report)
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_steady_rounds_stay_steady(number: int) -> None:
+    path = DATA / f"whatif/{number}/dyn_transformer_capped.pickle.xz"
+    snap = neutracer.load(path)
+    report = neutracer.explain(snap)
+    if report.step is None:
+        pytest.skip("no step had ended")
+    timeline = snap.timeline()
+    begins = [one.first for one in timeline.steps.steps if one.first <= report.event]
+    at = next(
+        event
+        for event in timeline.events.find("action", "alloc")
+        if event >= begins[-2] and timeline.events[event].stack == report.stack
+    )
+
+    def final(rounds: int) -> int:
+        program = timeline.program.go_on(
+            report.event, array("i", begins), len(begins) - 2, at, rounds
+        )
+        figures = program.run(limit=0, device_total=1 << 44, device_other=0, goes_on=True)
+        assert figures["failed_event"] is None
+        return int(figures["final"]["allocated"])
+
+    # Of 3 rounds that are repeated in turn: the same one is the last.
+    assert final(4) == final(4 + 3 * 12)
