@@ -702,6 +702,31 @@ autograd_py_heap_tensors(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused
     return list;
 }
 
+PyDoc_STRVAR(data_pointers_doc,
+             "data_pointers(objects, /)\n--\n\n"
+             "Where the memory of each tensor of a list begins; 0 for anything else.");
+
+static PyObject *
+autograd_py_data_pointers(PyObject *Py_UNUSED(module), PyObject *objects)
+{
+    if (!PyList_Check(objects)) {
+        return PyErr_Format(PyExc_TypeError, "data_pointers() takes a list");
+    }
+    PyObject *list = PyList_New(PyList_GET_SIZE(objects));
+    for (Py_ssize_t i = 0; list != NULL && i < PyList_GET_SIZE(list); i++) {
+        PyObject *object = PyList_GET_ITEM(objects, i);
+        ph_tensor tensor = {.data_ptr = 0};
+        const bool known = ph_tensor_check(object) && ph_tensor_read(object, &tensor);
+        PyObject *at = PyLong_FromUnsignedLongLong(known ? tensor.data_ptr : 0);
+        if (at == NULL) {
+            Py_CLEAR(list);
+        } else {
+            PyList_SET_ITEM(list, i, at);
+        }
+    }
+    return list;
+}
+
 /* ---- nodes that have an object of Python ----------------------------------------- */
 
 static size_t
@@ -984,7 +1009,7 @@ roots_py_autograd_loops(PyObject *Py_UNUSED(module), PyObject *args)
 /* ---- why something is alive ------------------------------------------------------ */
 
 typedef struct roots_alive {
-    nt_arena arena;
+    nt_arena *arena;
     ph_way *ways;
     uint32_t count;
     ph_way target;   /* the object alone */
@@ -1001,13 +1026,12 @@ static nt_status
 alive_describe(const ph_join *join, const nt_graph_path *paths, uint32_t count,
                roots_alive *alive, nt_error *err)
 {
-    alive->ways =
-        nt_arena_take(&alive->arena, count * sizeof(ph_way), _Alignof(ph_way));
+    alive->ways = nt_arena_take(alive->arena, count * sizeof(ph_way), _Alignof(ph_way));
     if (alive->ways == NULL) {
         return nt_fail_nomem(err);
     }
     for (uint32_t i = 0; i < count; i++) {
-        NT_TRY(ph_way_make(join, paths[i].nodes, paths[i].length, false, &alive->arena,
+        NT_TRY(ph_way_make(join, paths[i].nodes, paths[i].length, false, alive->arena,
                            &alive->ways[i], err));
         alive->count++;
     }
@@ -1050,21 +1074,37 @@ done:
 }
 
 static nt_status
-alive_ask(ph_join *join, uint32_t node, uint32_t most, roots_alive *alive,
-          nt_error *err)
+alive_ask(const ph_join *join, const nt_graph *reversed, const nt_bitset *roots,
+          uint32_t node, uint32_t most, roots_alive *alive, nt_error *err)
+{
+    NT_TRY(ph_way_make(join, &node, 1, false, alive->arena, &alive->target, err));
+    NT_TRY(alive_paths(join, reversed, node, roots, most, alive, err));
+    ph_join_unexplained(join, node, &alive->python, &alive->native);
+    alive->call = join->call_references;
+    alive->referrers = reversed->first[node + 1] - reversed->first[node];
+    return alive->count > 0 ? NT_OK
+                            : alive_loose(join, reversed, node, most, alive, err);
+}
+
+/* One after the other: walk, graph and roots are the same for all of them. */
+static nt_status
+alive_ask_each(const ph_join *join, PyObject *targets, uint32_t most,
+               roots_alive *alive, nt_error *err)
 {
     nt_graph reversed = {.first = NULL};
     nt_bitset roots = {.words = NULL};
     nt_status status;
     NT_TRY_DONE(ph_roots_mark(join, &roots, err));
     NT_TRY_DONE(nt_graph_reverse(&join->graph, &reversed, err));
-    NT_TRY_DONE(alive_paths(join, &reversed, node, &roots, most, alive, err));
-    ph_join_unexplained(join, node, &alive->python, &alive->native);
-    alive->call = join->call_references;
-    alive->referrers = reversed.first[node + 1] - reversed.first[node];
-    if (alive->count == 0) {
-        NT_TRY_DONE(alive_loose(join, &reversed, node, most, alive, err));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(targets); i++) {
+        const uint32_t node = ph_heap_find(join->heap, PyList_GET_ITEM(targets, i));
+        alive[i].walked = node != NT_NONE;
+        alive[i].objects = ph_heap_count(join->heap);
+        if (alive[i].walked) {
+            NT_TRY_DONE(alive_ask(join, &reversed, &roots, node, most, &alive[i], err));
+        }
     }
+    status = NT_OK;
 done:
     nt_bitset_clear(&roots);
     if (reversed.first != NULL) {
@@ -1073,29 +1113,31 @@ done:
     return status;
 }
 
+static bool
+alive_all_tracked(PyObject *targets)
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(targets); i++) {
+        if (!PyObject_GC_IsTracked(PyList_GET_ITEM(targets, i))) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static nt_status
-roots_ask_alive(PyObject *target, const roots_told *told, const char *own,
+roots_ask_alive(PyObject *targets, const roots_told *told, const char *own,
                 uint32_t most, roots_alive *alive, nt_error *err)
 {
     ph_heap *heap = NULL;
     ph_join join = {.heap = NULL};
-    PyObject *object = PyList_GET_ITEM(target, 0);
-    const bool leaves = !PyObject_GC_IsTracked(object);
     nt_status status;
-    NT_TRY_DONE(ph_heap_new(PH_ALL, leaves, &heap, err));
-    alive->objects = ph_heap_count(heap);
+    NT_TRY_DONE(ph_heap_new(PH_ALL, !alive_all_tracked(targets), &heap, err));
     NT_TRY_DONE(ph_join_init(&join, heap, err));
-    ph_join_hide(&join, target);
+    ph_join_hide(&join, targets);
     NT_TRY_DONE(told_join(told, &join, err));
     NT_TRY_DONE(ph_roots_add(&join, own, err));
     NT_TRY_DONE(ph_join_close(&join, err));
-    const uint32_t node = ph_heap_find(heap, object);
-    alive->walked = node != NT_NONE;
-    if (alive->walked) {
-        NT_TRY_DONE(
-            ph_way_make(&join, &node, 1, false, &alive->arena, &alive->target, err));
-        status = alive_ask(&join, node, most, alive, err);
-    }
+    status = alive_ask_each(&join, targets, most, alive, err);
 done:
     ph_join_clear(&join);
     ph_heap_free(heap);
@@ -1108,48 +1150,65 @@ roots_alive_way(const void *ways, uint32_t at)
     return roots_way((const ph_way *)ways + at);
 }
 
+static PyObject *
+roots_alive_plain(const void *found, uint32_t at)
+{
+    const roots_alive *alive = (const roots_alive *)found + at;
+    return Py_BuildValue(
+        "{s:N,s:N,s:O,s:O,s:K,s:K,s:I,s:I,s:I}", "ways",
+        plain_list(alive->count, roots_alive_way, alive->ways), "target",
+        plain_nodes(alive->target.nodes, alive->target.count), "walked",
+        alive->walked ? Py_True : Py_False, "loose", alive->loose ? Py_True : Py_False,
+        "python", (unsigned long long)alive->python, "native",
+        (unsigned long long)alive->native, "call", (unsigned)alive->call, "referrers",
+        (unsigned)alive->referrers, "objects", (unsigned)alive->objects);
+}
+
 PyDoc_STRVAR(alive_ways_doc,
-             "alive_ways(target, objects, kinds, links, names, own, most)\n--\n\n"
-             "The shortest ways from modules, threads and frames to the one object in\n"
-             "the list `target`, which is passed over as a holder.");
+             "alive_ways(targets, objects, kinds, links, names, own, most)\n--\n\n"
+             "For each object of the list `targets` the shortest ways to it from\n"
+             "modules, threads and frames, by one walk; the list is passed over as a\n"
+             "holder.");
 
 static PyObject *
 roots_py_alive_ways(PyObject *Py_UNUSED(module), PyObject *args)
 {
     roots_told told;
-    PyObject *target;
+    PyObject *targets;
     const char *own;
     unsigned most;
-    if (!PyArg_ParseTuple(args, "O!O!y*y*O!sI:alive_ways", &PyList_Type, &target,
+    if (!PyArg_ParseTuple(args, "O!O!y*y*O!sI:alive_ways", &PyList_Type, &targets,
                           &PyList_Type, &told.objects, &told.kinds, &told.links,
                           &PyTuple_Type, &told.names, &own, &most)) {
         return NULL;
     }
     nt_error err = {.offset = NT_NO_OFFSET};
-    roots_alive alive = {.ways = NULL};
-    nt_arena_init(&alive.arena, nt_alloc_system());
-    nt_status status = PyList_GET_SIZE(target) == 1
-                           ? heap_learn(&err)
-                           : nt_fail(&err, NT_ARGUMENT, NT_NO_OFFSET, "not one target");
-    if (status == NT_OK) {
-        status = roots_ask_alive(target, &told, own, most, &alive, &err);
-    }
-    told_clear(&told);
+    const nt_alloc alloc = nt_alloc_system();
+    nt_arena arena;
+    nt_arena_init(&arena, alloc);
+    const size_t count = (size_t)PyList_GET_SIZE(targets);
+    const size_t bytes = count * sizeof(roots_alive);
+    roots_alive *alive = nt_allocate(&alloc, bytes);
     PyObject *result = NULL;
+    nt_status status = NT_OK;
+    if (alive == NULL && count > 0) {
+        status = nt_fail_nomem(&err);
+        goto done;
+    }
+    for (size_t i = 0; i < count; i++) {
+        alive[i] = (roots_alive){.arena = &arena};
+    }
+    NT_TRY_DONE(heap_learn(&err));
+    status = roots_ask_alive(targets, &told, own, most, alive, &err);
+done:
+    told_clear(&told);
     if (status != NT_OK) {
         (void)heap_raise(status, &err);
     } else {
-        result = Py_BuildValue(
-            "{s:N,s:N,s:O,s:O,s:K,s:K,s:I,s:I,s:I}", "ways",
-            plain_list(alive.count, roots_alive_way, alive.ways), "target",
-            plain_nodes(alive.target.nodes, alive.target.count), "walked",
-            alive.walked ? Py_True : Py_False, "loose",
-            alive.loose ? Py_True : Py_False, "python",
-            (unsigned long long)alive.python, "native",
-            (unsigned long long)alive.native, "call", (unsigned)alive.call, "referrers",
-            (unsigned)alive.referrers, "objects", (unsigned)alive.objects);
+        result = plain_list((uint32_t)count, roots_alive_plain, alive);
     }
-    nt_arena_clear(&alive.arena);
+    nt_release(&alloc, alive, bytes);
+    nt_arena_clear(&arena);
     return result;
 }
 
@@ -1280,6 +1339,7 @@ PyMethodDef nt_py_heap_methods[] = {
     {"reference", names_reference, METH_VARARGS, reference_doc},
     {"label", names_label, METH_O, label_doc},
     {"heap_tensors", autograd_py_heap_tensors, METH_NOARGS, heap_tensors_doc},
+    {"data_pointers", autograd_py_data_pointers, METH_O, data_pointers_doc},
     {"heap_nodes", autograd_py_heap_nodes, METH_NOARGS, heap_nodes_doc},
     {"node_begin", autograd_py_node_begin, METH_O, node_begin_doc},
     {"node_learn", autograd_py_node_learn, METH_VARARGS, node_learn_doc},

@@ -8,11 +8,12 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 from neutracer._native import core
 from neutracer.arguments import whole_number
-from neutracer.heap.autograd import read_autograd
+from neutracer.heap.autograd import AutogradLinks, read_autograd
 from neutracer.heap.cycles import node_from_core, reference_text, tensor_text
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Edge, Node
@@ -94,33 +95,38 @@ class Found:
     unfollowed: int
 
 
-def find_ways(target: list[Any], most: int) -> Found | None:
-    """The shortest ways to an object; None if no object tracked by the collector leads to it.
+def find_ways(
+    targets: list[Any], most: int, links: AutogradLinks | None = None
+) -> list[Found | None]:
+    """For each object the shortest ways to it, by one walk of the heap; None for an object to which
+    nothing leads that the collector tracks.
 
     Args:
-        target: A list with the object as its only item and the caller's only reference; the
-            list does not count as a way.
-        most: The most ways to return.
+        targets: The objects, with the caller's only references to them; the list does not count
+            as a way.
+        most: The most ways to each.
+        links: Autograd's references, where the caller has read them.
 
     Raises:
         UnavailableError: A memory layout is unknown.
     """
-    links = read_autograd()
+    if links is None:
+        links = read_autograd()
     found = core.alive_ways(
-        target, links.objects, links.kinds, links.links, links.names, OWN_FILES, most
+        targets, links.objects, links.kinds, links.links, links.names, OWN_FILES, most
     )
-    unfollowed = links.unfollowed
-    del links
-    if not found["walked"]:
-        return None
+    return [_found(one, links.unfollowed) if one["walked"] else None for one in found]
+
+
+def _found(plain: Mapping[str, Any], unfollowed: int) -> Found:
     return Found(
-        target=node_from_core(0, found["target"][0], {}),
-        ways=tuple(way_from_core(way) for way in found["ways"]),
-        loose=found["loose"],
-        referrers=found["referrers"],
-        unexplained=max(0, found["python"] - found["call"]),
-        native=found["native"],
-        objects=found["objects"],
+        target=node_from_core(0, plain["target"][0], {}),
+        ways=tuple(way_from_core(way) for way in plain["ways"]),
+        loose=plain["loose"],
+        referrers=plain["referrers"],
+        unexplained=max(0, plain["python"] - plain["call"]),
+        native=plain["native"],
+        objects=plain["objects"],
         unfollowed=unfollowed,
     )
 
@@ -207,6 +213,9 @@ _MOST_PATHS = 100
 # Extra ways to fetch: those through a running function's globals repeat its module's.
 _SPARE_WAYS = 4
 
+# Packages whose running frames hold what a cell does, and no more than that.
+_SHELLS = ("IPython", "ipykernel")
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AliveReport(Report):
@@ -276,7 +285,8 @@ def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
             names in one dict.
 
     Returns:
-        The chains, shortest first. The report refers to no object of the program.
+        The chains, shortest first, and those from the variables of the asking function last. The
+        report refers to no object of the program.
 
     Raises:
         ValueError: max_paths is out of range.
@@ -285,7 +295,7 @@ def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
     Example:
         >>> cache = {"last": [object()]}
         >>> def read(entry):
-        ...     return why_alive(entry).chains[0]
+        ...     return why_alive(entry).chains[-1]
         >>> read(cache["last"][0]).partition(",")[0]
         'frame of read'
     """
@@ -296,7 +306,8 @@ def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
     target = [obj]
     del obj
     names = _names_in_dicts(target)
-    found = find_ways(target, max_paths + _SPARE_WAYS)
+    asking = _asking_place(sys._getframe(1))
+    (found,) = find_ways(target, max_paths + _SPARE_WAYS)
     if found is None:
         return AliveReport(
             target=f"this {type(target[0]).__name__}",
@@ -309,7 +320,30 @@ def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
             graph=ObjectGraph((), ()),
         )
     del target
-    return _report(found, names, max_paths)
+    return _report(replace(found, ways=_in_order(found.ways, asking)), names, max_paths)
+
+
+def _asking_place(frame: FrameType | None) -> tuple[str, int]:
+    """File and line of the program's function that asks."""
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_FILES):
+        frame = frame.f_back
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno or 0)
+
+
+def _in_order(ways: Sequence[Way], asking: tuple[str, int]) -> tuple[Way, ...]:
+    """The ways without those from frames of a shell, and those from the asking frame last."""
+    shown = [way for way in ways if not _is_of_shell(way.nodes[0])]
+    return tuple(sorted(shown, key=lambda way: _stands_at(way.nodes[0], asking)))
+
+
+def _is_of_shell(root: Node) -> bool:
+    path = "" if root.kind != "root" or root.place is None else root.place.filename
+    return any(f"{os.sep}{name}{os.sep}" in path for name in _SHELLS)
+
+
+def _stands_at(root: Node, at: tuple[str, int]) -> bool:
+    place = root.place
+    return root.kind == "root" and place is not None and (place.filename, place.line) == at
 
 
 def _names_in_dicts(target: list[Any]) -> list[tuple[str, ...]]:

@@ -76,6 +76,24 @@ def test_variable_of_the_caller_is_named() -> None:
     assert chain == f"frame of {name}, {HERE}:{line} → local thing"
 
 
+def test_asking_functions_own_variable_comes_last() -> None:
+    thing = KEPT["it"] = Thing()
+    KEPT["again"] = thing
+    module_first = [chain.partition(" ")[0] for chain in why_alive(thing).chains]
+    assert module_first == ["module", "module", "frame"]
+
+
+def test_frames_of_a_notebook_are_no_holders() -> None:
+    space: dict[str, Any] = {"why_alive": why_alive}
+    text = "def run_cell(thing):\n    return call(thing)\n"
+    path = "/lib/IPython/core/interactiveshell.py"
+    exec(compile(text, path, "exec"), space)
+    space["call"] = lambda given: why_alive(given, 20)
+    (chain,) = space["run_cell"](Thing()).chains
+    assert "<lambda>" in chain
+    assert chain.endswith("local given")
+
+
 def test_keyword_argument_is_no_holder() -> None:
     report = why_alive(obj=Thing(), max_paths=2)
     assert (report.chains, report.findings) == ((), ())
