@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
 
@@ -139,6 +139,17 @@ def _rate(trend: Trend, unit: str, kind: str) -> str:
     return f"{format_bytes(round(trend.slope))} per {unit}"
 
 
+def _as_recorded(survivors: Survivors, holders: Mapping[str, str]) -> Survivors:
+    """The growths, with the holders that the process wrote down beside its snapshot."""
+    growth = tuple(
+        one
+        if one.holders or str(one.place) not in holders
+        else replace(one, holders=tuple(holders[str(one.place)].split("; ")))
+        for one in survivors.growth
+    )
+    return replace(survivors, growth=growth)
+
+
 def _how_sure(seen: Observed, trend: Trend) -> Note:
     unit = seen.unit
     chance = f", {chance_text(trend.p_value)}" if seen.has_blocks else ""
@@ -157,8 +168,12 @@ def _who(survivors: Survivors) -> list[Note]:
         blocks = format_count(grown.count, "block")
         kind = "" if grown.category == "unknown" else f" ({grown.category})"
         share = f"{format_share(grown.share, decimals=0)}: " if grown.share else ""
-        notes.append(Note(f"{share}{format_bytes(grown.bytes)} in {blocks}{kind}", grown.place))
-        notes += [Note(f"held by {chain}") for chain in grown.holders]
+        size = f"{share}{format_bytes(grown.bytes)} in {blocks}{kind}"
+        if grown.holders:
+            # Who keeps it is the program's to change, more than the line that made it.
+            notes.append(Note(f"{size}, held by {'; '.join(grown.holders)}"))
+            size = "made by"
+        notes.append(Note(size, grown.place))
     if survivors.freed:
         place, count = survivors.freed[0]
         notes.append(Note(f"{format_count(count, 'block')} freed at", place))
@@ -497,6 +512,9 @@ def _trend(
     survivors = _survivors(seen, verdict, shots, device)
     verdict = held_against(seen, verdict, survivors)
     survivors = _with_holders(seen, verdict, survivors, is_monitor, live)
+    if len(shots) == 1:
+        # A CPU is -1 in reports, and the first device of its snapshot.
+        survivors = _as_recorded(survivors, shots[0].beside.holders.get(max(seen.device, 0), {}))
     return _report(seen, verdict, survivors, shots[-1].settings_in_force if shots else {})
 
 

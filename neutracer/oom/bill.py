@@ -35,8 +35,8 @@ _FEWEST_ROUNDS = 3
 # Lines of code in the text; the others are one line of it.
 _SHOWN_LINES = 5
 
-# Lines of which the process is asked who holds them.
-_ASKED_LINES = 2
+# Lines of which the process is asked who holds them, of those that piled up and of all.
+_ASKED_LINES = 8
 
 # Less than this share of the limit is left out of a line's three parts in the text.
 _LEAST_SHOWN = 1e-4
@@ -55,8 +55,9 @@ class BillTerm(PlainRow):
         place: The line of code; None for other terms.
         count: Its blocks.
         category: What most of it is, as `Timeline.categories` names it; "" where unknown.
-        holder: Who held one of its blocks in the process, as `why_alive` says it; "" where nobody
-            looked, or no Python object does.
+        holder: Who held its blocks in the process, as names of the program:
+            `history["z"]`, `failures → exception → traceback → frame step → batch`, "no Python
+            object: ..."; "" where the process was not asked.
         stands: What of it was there in every round before.
         piled_up: By how much that had risen, round after round.
         this_round: The rest of it.
@@ -139,7 +140,8 @@ class Bill(PlainRow):
         if self.missing_bytes:
             asked = f"missing for the request of {format_bytes(self.request_bytes)}"
             rows.append((Figure.bytes(self.missing_bytes), asked, *empty))
-        return TableBlock("The bill", tuple(rows), heads, self._notes())
+        notes = (*self._notes(), *_held_by(self.lines[:_SHOWN_LINES]))
+        return TableBlock("The bill", tuple(rows), heads, notes)
 
     def _cells(self, one: BillTerm) -> tuple[Cell, ...]:
         what: Cell = _WORDS.get(one.term, one.term)
@@ -169,6 +171,18 @@ class Bill(PlainRow):
 
 def _numbers(terms: Sequence[BillTerm], name: str) -> array[int]:
     return array("Q", [getattr(one, name) for one in terms])
+
+
+def _held_by(lines: Sequence[BillTerm]) -> Iterator[str]:
+    """A sentence per holder, with the lines whose blocks it holds."""
+    held: dict[str, list[str]] = {}
+    for one in lines:
+        if one.holder and one.place is not None:
+            held.setdefault(one.holder, []).append(one.place.location or one.place.function)
+    for holder, places in held.items():
+        made = ", ".join(places)
+        no_name = ": " in holder
+        yield f"{made}: {holder}." if no_name else f"{holder} holds what {made} made."
 
 
 def _together(lines: Sequence[BillTerm]) -> BillTerm:
@@ -309,7 +323,7 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
     for stack, count, nbytes, _ in timeline.native.holders(case.at, 0):
         now[lines.of(stack)] += nbytes
         counts[lines.of(stack)] += count
-    categories, holders = _categories(case, lines), dict(case.facts.holders)
+    categories, holders = _categories(case, lines), _holders(case)
     return [
         _split(
             BillTerm(
@@ -326,6 +340,13 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
         for line, nbytes in now.most_common()
         if nbytes
     ]
+
+
+def _holders(case: Case) -> dict[str, str]:
+    """By line, who held its blocks at the failure, or at the end of a trace without one."""
+    if case.facts.holders or case.failure.happened or case.moment is not None:
+        return dict(case.facts.holders)
+    return dict(case.snap.beside.holders.get(case.room.device, {}))
 
 
 def _split(term: BillTerm, floors: Sequence[int], before: int) -> BillTerm:
@@ -353,21 +374,12 @@ def _categories(case: Case, lines: _Lines) -> dict[int, str]:
     return {line: CATEGORIES[counts.most_common(1)[0][0]] for line, counts in held.items()}
 
 
-def piled_blocks(case: Case, bill: Bill) -> dict[str, tuple[int, int]]:
-    """Address and size of one block in use of each of the lines that piled up most, or took most
-    of this round: one of those in the middle of their time, which no frame that runs just made."""
-    if case.timeline is None:
-        return {}
-    ranked = sorted(bill.lines, key=lambda one: -(one.piled_up or one.this_round))
-    wanted = {str(one.place) for one in ranked[:_ASKED_LINES] if one.place is not None}
-    rows, places = case.timeline.allocations, case.timeline.places
-    stacks, sizes, at = (rows.codes(name) for name in ("stack", "size", "address"))
-    found: dict[str, list[tuple[int, int]]] = {}
-    for row in case.live_rows:
-        name = str(places[stacks[row]])
-        if name in wanted:
-            found.setdefault(name, []).append((at[row], sizes[row]))
-    return {name: blocks[len(blocks) // 2] for name, blocks in found.items()}
+def asked_lines(bill: Bill) -> list[str]:
+    """Lines of a bill of which the process is asked who holds their blocks: those that piled up
+    most, and those that hold most."""
+    piled = sorted(bill.lines, key=lambda one: -one.piled_up)[:_ASKED_LINES]
+    lines = [one for one in piled if one.piled_up] + list(bill.lines[:_ASKED_LINES])
+    return list(dict.fromkeys(str(one.place) for one in lines))
 
 
 def _filled(lines: list[BillTerm], rest: int) -> list[BillTerm]:

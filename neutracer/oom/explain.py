@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from neutracer._native import core
-from neutracer.leak.holders import holders_of
-from neutracer.oom.bill import Bill, bill_of, piled_blocks
+from neutracer.leak.holders import holders_by_line
+from neutracer.oom.bill import Bill, asked_lines, bill_of
 from neutracer.oom.case import Case, Holding, Room, Verdict
 from neutracer.oom.causes import looked_at, verdicts_of
 from neutracer.oom.facts import Failure, OomFacts, budget_of, facts_of, with_room
@@ -411,9 +411,11 @@ def holder_names(
     """By line of a report's bill, who in this process holds what piled up there."""
     failure = _failed(snap, report.device, report.ooms, report.event, facts)
     timeline = snap.timeline(report.device) if snap.trace_length(report.device) else None
+    if timeline is None:
+        return ()
     case = _case(snap, report.device, timeline, failure, facts, None, None)
-    blocks = piled_blocks(case, report.bill)
-    return tuple((name, chain) for name, at in blocks.items() for chain in holders_of([at])[:1])
+    lines = asked_lines(report.bill)
+    return tuple(holders_by_line(timeline, case.live_rows, lines).items())
 
 
 def _device(snap: Snapshot, device: int | None, facts: OomFacts) -> int:

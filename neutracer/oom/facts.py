@@ -68,7 +68,7 @@ class OomFacts:
         grad_enabled: Whether autograd recorded in the allocating thread.
         handling: The exception that was being handled then, and where it was raised: a retry
             inside of `except`.
-        holders: By line, who held one of its blocks: "step (train.py:12)" and a chain of names.
+        holders: By line, who held its blocks: "step (train.py:12)" and names of the program.
         message: PyTorch's own text of the exception.
         is_rounded: Whether sizes are PyTorch's words, which have two decimals.
     """
@@ -222,6 +222,15 @@ def facts_of(beside: Beside) -> OomFacts | None:
     if isinstance(beside.oom, str):
         return OomFacts.from_message(beside.oom)
     return OomFacts.from_dict(beside.oom).filled()
+
+
+def facts_at(beside: Beside, time_us: int | None) -> OomFacts | None:
+    """The facts in the JSON beside a snapshot of the failure nearest in time to a moment."""
+    ooms = [OomFacts.from_dict(one) for one in beside.ooms if one.get("schema") == OOM_SCHEMA]
+    timed = [one for one in ooms if one.time_us is not None]
+    if time_us is None or not timed:
+        return facts_of(beside)
+    return min(timed, key=lambda one: abs((one.time_us or 0) - time_us)).filled()
 
 
 def with_room(facts: OomFacts, room: DeviceRoom | None) -> OomFacts:

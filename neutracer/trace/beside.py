@@ -58,13 +58,17 @@ class Beside:
     Attributes:
         tensors: The blocks of tensors of a known category at the end.
         rooms: The limits of the process by device.
-        oom: The facts of an out-of-memory error, or PyTorch's message, or None.
+        oom: The facts of the last out-of-memory error, or PyTorch's message, or None.
+        ooms: The facts of all such errors with a report, in order; empty where only one is known.
+        holders: By device and line of code, who held its blocks at the end: names of the program.
         damage: For each unreadable file, its name and the reason.
     """
 
     tensors: TensorBlocks = field(default_factory=dict)
     rooms: Mapping[int, DeviceRoom] = field(default_factory=dict)
     oom: Mapping[str, Any] | str | None = None
+    ooms: tuple[Mapping[str, Any], ...] = ()
+    holders: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     damage: tuple[str, ...] = ()
 
 
@@ -109,7 +113,9 @@ def sidecars(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], list[s
 def beside_file(path: str) -> Beside:
     """The facts of the JSON beside the file `path` ("": none). Never raises for its contents."""
     plain, damage = sidecars(path) if path else ([], [])
-    return Beside(_tensors(plain), _rooms(plain), _oom(plain), tuple(damage))
+    ooms = _ooms(plain)
+    oom = ooms[-1] if ooms else _oom(plain)
+    return Beside(_tensors(plain), _rooms(plain), oom, ooms, _holders(plain), tuple(damage))
 
 
 def plain_tensors(tensors: TensorBlocks) -> dict[str, dict[str, list[int]]]:
@@ -136,6 +142,22 @@ def _tensors(plain: Iterable[Mapping[str, Any]]) -> TensorBlocks:
             for address in addresses if isinstance(addresses, list) else ():
                 if isinstance(address, int):
                     found.setdefault(int(device), {})[address] = category
+    return found
+
+
+def _ooms(plain: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    ooms = next(iter(plain), {}).get("ooms")
+    return tuple(one for one in ooms if isinstance(one, dict)) if isinstance(ooms, list) else ()
+
+
+def _holders(plain: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, str]]:
+    by_device = next(iter(plain), {}).get("holders")
+    found = {}
+    for device, lines in by_device.items() if isinstance(by_device, dict) else ():
+        if device.isdecimal() and len(device) <= 4 and isinstance(lines, dict):
+            found[int(device)] = {
+                line: holder for line, holder in lines.items() if isinstance(holder, str)
+            }
     return found
 
 

@@ -171,10 +171,12 @@ def _host_of(snap: Snapshot) -> Snapshot:
 def _part(whole: Snapshot, window: Window) -> Snapshot:
     """A part of a snapshot that keeps no reference to the whole."""
     ranges = tuple((whole.timeline(p.device).native, p.first, p.end) for p in window.parts)
-    # The sidecar's blocks are those at the end of the file.
-    tensors = whole.beside.tensors
+    # The sidecar's blocks and holders are those at the end of the file.
+    tensors, holders = whole.beside.tensors, whole.beside.holders
     beside = replace(
-        whole.beside, tensors={one: tensors[one] for one in tensors if window.reaches_end(one)}
+        whole.beside,
+        tensors={one: tensors[one] for one in tensors if window.reaches_end(one)},
+        holders={one: holders[one] for one in holders if window.reaches_end(one)},
     )
     native = core.load(_written(ranges), sys.maxsize, None)
     made = Snapshot(native, origin=whole.origin, beside=beside)

@@ -8,6 +8,7 @@ that runs what was put off until then. Whatever a test must not provoke is not t
 from __future__ import annotations
 
 import copy
+import mmap
 import sys
 import time
 from collections import Counter
@@ -46,6 +47,10 @@ class FakeTorch:
         self.done: Counter[str] = Counter()
         self.real_times = False
         self.held = [(BASE, 4 * MIB)]
+        self.real: ModuleType | None = None
+        #: Real memory, of which `tensor` makes real tensors, and how much of it is taken.
+        self.memory = mmap.mmap(-1, 8 * MIB)
+        self.made: list[int] = []
         self.peak = self.allocated()
         self.module = self._module()
 
@@ -172,6 +177,38 @@ class FakeTorch:
         frames = [{**FRAME, "line": line}, CALLER]
         self.push(event("alloc", address, nbytes, 3000 + len(self.ring), frames=frames))
 
+    def show_tensors_of(self, torch: ModuleType) -> None:
+        """Let `tensor` make tensors of the real torch, and what walks the heap read them."""
+        self.real = torch
+        for name in ("Tensor", "enable_grad", "inference_mode", "zeros"):
+            setattr(self.module, name, getattr(torch, name))
+        self.module._C.TensorBase = torch._C.TensorBase
+
+    def tensor(self, nbytes: int, line: int = 7) -> Any:
+        """A real tensor on the device, allocated in the line of model.py; nothing frees it."""
+        assert self.real is not None
+        assert nbytes % 512 == 0
+        at = sum(self.made)
+        made = self.real.frombuffer(self.memory, dtype=self.real.float32, offset=at)
+        base = made.data_ptr() - at
+        if not self.made:
+            self.push(event("segment_alloc", base, len(self.memory), 3000 + len(self.ring)))
+        self.made.append(nbytes)
+        frames = [{**FRAME, "line": line}, CALLER]
+        self.push(event("alloc", base + at, nbytes, 3000 + len(self.ring), frames=frames))
+        return made[: nbytes // 4]
+
+    def _of_tensors(self) -> list[dict[str, Any]]:
+        if self.real is None or not self.made:
+            return []
+        at = self.real.frombuffer(self.memory, dtype=self.real.float32).data_ptr()
+        blocks = []
+        for nbytes in self.made:
+            blocks.append(block(at, nbytes, "active_allocated", nbytes))
+            at += nbytes
+        blocks.append(block(at, len(self.memory) - sum(self.made)))
+        return [segment(blocks[0]["address"], blocks)]
+
     def drop(self) -> None:
         """Free what was allocated last."""
         address, nbytes = self.held.pop()
@@ -200,7 +237,7 @@ class FakeTorch:
         blocks.append(block(BASE + used, self.total // 2 - used))
         return {
             **one_program(),
-            "segments": [segment(BASE, blocks)],
+            "segments": [segment(BASE, blocks), *self._of_tensors()],
             "device_traces": [copy.deepcopy(self.ring)],
         }
 

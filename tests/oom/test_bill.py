@@ -13,8 +13,9 @@ from bundle import DATA
 from oom_snapshots import Recording, explained
 
 import neutracer
-from neutracer.oom.bill import Bill, BillTerm, _split
+from neutracer.oom.bill import Bill, BillTerm, _split, asked_lines
 from neutracer.oom.facts import OomFacts
+from neutracer.render.document import Place
 
 MiB = 1 << 20
 FAILED = sorted((DATA / "oom").glob("*.pickle.xz"))
@@ -102,17 +103,28 @@ def test_holders_of_the_sidecar_are_in_bill_and_verdict() -> None:
     assert "held by module __main__ → kept → [3]" in [note.text for note in leak.evidence]
 
 
-def test_holders_of_a_block_are_the_programs_names() -> None:
-    torch = pytest.importorskip("torch")
-    from neutracer.leak.holders import holders_of
+def test_holder_comes_in_words_below_the_bill() -> None:
+    place = Place("step", "train.py", 12)
+    lines = (
+        BillTerm(term="line", bytes=3, place=place, holder='history["z"]'),
+        BillTerm(term="line", bytes=2, place=replace(place, line=14), holder='history["z"]'),
+        BillTerm(term="line", bytes=1, place=replace(place, line=15), holder="no Python object: x"),
+    )
+    notes = Bill(6, "device", 0, 0, 0, "round", lines).block().notes
+    assert notes[-2:] == (
+        'history["z"] holds what train.py:12, train.py:14 made.',
+        "train.py:15: no Python object: x.",
+    )
 
-    kept = {"history": [torch.ones(1 << 16)]}
-    tensor = kept["history"][0]
-    at, size = tensor.data_ptr(), tensor.nbytes
-    del tensor
-    (chain,) = holders_of([(at, size)])
-    assert "history" in chain
-    assert holders_of([(1, 1)]) == ()
+
+def test_lines_that_piled_up_are_asked_for_before_larger_ones() -> None:
+    lines = tuple(
+        BillTerm(term="line", bytes=100 - at, place=Place("f", "a.py", at), piled_up=at == 50)
+        for at in range(60)
+    )
+    asked = asked_lines(Bill(0, "device", 0, 0, 0, "round", lines))
+    assert asked[:3] == ["f (a.py:50)", "f (a.py)", "f (a.py:1)"]
+    assert len(asked) == 9
 
 
 # ---- causes that the bill's shape and the stacks show ------------------------------------
