@@ -17,7 +17,7 @@ from neutracer.fragmentation.findings import band
 from neutracer.fragmentation.report import FragmentationReport, device_fragmentation
 from neutracer.leak.trend import trend_of_trace
 from neutracer.oom.bill import Bill
-from neutracer.oom.facts import OomFacts, facts_of
+from neutracer.oom.facts import OomFacts, facts_at
 from neutracer.question import after_caveats, first_findings, opened
 from neutracer.render.document import (
     Block,
@@ -85,6 +85,23 @@ class Holding(PlacedRow):
 
 
 @dataclass(frozen=True)
+class Held(PlainRow):
+    """The blocks of one line of code at the end, and who in the process held them.
+
+    Attributes:
+        holder: Names of the program, as in `BillTerm.holder`.
+        place: The line that allocated them.
+        bytes: Their bytes.
+        count: The number of these blocks.
+    """
+
+    holder: str
+    place: Place
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True)
 class OutOfMemory(PlainRow):
     """One out-of-memory event.
 
@@ -119,6 +136,7 @@ class DeviceOverview(PlainRow):
         history_complete: As `Snapshot.history_complete`.
         end_known: False if the file has a history but no segments, and `memory_stats` is void.
         bill: Where the memory was at the last failure, as `explain` has it; None: none failed.
+        held: Who held what was in use at the end; empty where the process was not asked.
     """
 
     device: int
@@ -133,6 +151,7 @@ class DeviceOverview(PlainRow):
     history_complete: bool | None
     end_known: bool = True
     bill: Bill | None = None
+    held: tuple[Held, ...] = ()
 
 
 def device_overview(
@@ -175,6 +194,20 @@ def device_overview(
         duration_us=duration,
         history_complete=snap.history_complete(device),
         end_known=end_is_known(snap, device),
+        held=_held(snap, device),
+    )
+
+
+def _held(snap: Snapshot, device: int) -> tuple[Held, ...]:
+    holders = snap.beside.holders.get(device, {})
+    if not holders:
+        return ()
+    timeline = snap.timeline(device)
+    by_place = timeline.held_by_place(len(timeline) - 1)
+    return tuple(
+        Held(holders[str(place)], place, nbytes, count)
+        for place, nbytes, _, count in by_place
+        if str(place) in holders
     )
 
 
@@ -261,7 +294,16 @@ def holder_tables(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
     notes = (f"and {format_count(rest, 'more place')}",) if rest else ()
     what = "the peak" if device.events else "it now"
     title = f"Who holds {what}{where} ({asked} asked for, {allocated} allocated)"
-    return (Table(title, rows, notes=notes), *module_tables(f"By module{where}", device.modules))
+    tables = (Table(title, rows, notes=notes), *module_tables(f"By module{where}", device.modules))
+    return (*_held_tables(device, where), *tables)
+
+
+def _held_tables(device: DeviceOverview, where: str) -> tuple[Table, ...]:
+    rows = tuple(
+        (Figure.bytes(one.bytes), Figure.count(one.count, "block"), one.holder, one.place)
+        for one in device.held[:_SHOWN_HOLDERS]
+    )
+    return (Table(f"Who keeps it{where}, and the line that made it", rows),) if rows else ()
 
 
 # ---- Late gradients ----------------------------------------------------------------------
@@ -477,13 +519,12 @@ _MOST_PLACES = 8
 
 
 def failure_findings(
-    snap: Snapshot, timeline: Timeline, file: str, facts: OomFacts | None
+    snap: Snapshot, timeline: Timeline, file: str
 ) -> tuple[tuple[Finding, ...], set[str], Bill | None]:
     """A finding per place of failed requests, with the verdict on its largest request.
 
     Args:
         file: The snapshot's file in follow-up commands; "" is none.
-        facts: The facts beside the snapshot.
 
     Returns:
         The findings, the kinds of the verdicts in them, and the bill of the last place.
@@ -504,7 +545,7 @@ def failure_findings(
         event = max(events, key=lambda number: (sizes[number], number))
         times = f", {format_count(len(events))} times from one place" if len(events) > 1 else ""
         message = f"out of memory: requested {format_bytes(sizes[event])}{times}"
-        why = _explained(snap, timeline, event, facts)
+        why = _explained(snap, timeline, event)
         main = None if why is None else why.main
         bill = bill if why is None else why.bill
         notes: tuple[Note, ...] = (Note("asked for by", place),)
@@ -523,11 +564,10 @@ def failure_findings(
     return tuple(found), kinds, bill
 
 
-def _explained(
-    snap: Snapshot, timeline: Timeline, event: int, facts: OomFacts | None
-) -> ExplainReport | None:
+def _explained(snap: Snapshot, timeline: Timeline, event: int) -> ExplainReport | None:
     from neutracer.oom.explain import explained
 
+    facts = facts_at(snap.beside, timeline.events[event].time_us or None)
     try:
         return explained(snap, timeline.device, facts or OomFacts(), event=event)
     except (NeutracerError, ValueError):
@@ -911,7 +951,7 @@ def _found_on(
     """The findings on one device, and the bill of its last failure; `name` is its file in
     follow-up commands."""
     timeline = snap.timeline(entry.device)
-    failures, causes, bill = failure_findings(snap, timeline, name, facts_of(snap.beside))
+    failures, causes, bill = failure_findings(snap, timeline, name)
     if any(one.kind == "pending_frees" for one in fragmented):
         # Reserved memory grows because blocks wait, not because sizes differ.
         causes |= {"cache_growth"}

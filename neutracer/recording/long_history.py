@@ -448,7 +448,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         Raises:
             UnavailableError: Nothing was recorded.
         """
-        return self._now()[0]
+        return self.now()[0]
 
     def save(self, path: str | os.PathLike[str]) -> Snapshot:
         """Write the snapshot and its sidecar <path>.json; return the snapshot.
@@ -457,12 +457,17 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             UnavailableError: There is nothing to save.
             OSError: It can't be written.
         """
-        snap, facts = self._now()
+        snap, facts = self.now()
         snap.save(path)
         write_text(sidecar_path(path), facts)
         return snap
 
-    def _now(self) -> tuple[Snapshot, dict[str, Any]]:
+    def now(self) -> tuple[Snapshot, dict[str, Any]]:
+        """The snapshot, as of the end where it has ended, and the content of its sidecar.
+
+        Raises:
+            UnavailableError: Nothing was recorded.
+        """
         if self._taken is not None:
             return self._taken
         if not self._mine() or self.waiting or self.why:

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, TextIO
@@ -247,6 +247,26 @@ def _variables(traceback: TracebackType | None) -> Iterator[object]:
         if traceback.tb_frame.f_globals.get("__name__") == "__main__":
             yield traceback.tb_frame.f_globals
         traceback = traceback.tb_next
+
+
+@contextmanager
+def main_again(kept: Sequence[object]) -> Iterator[None]:
+    """Let `__main__` be the program that has run, so that its variables are found by their names.
+
+    Args:
+        kept: As `run_program` filled it; `__main__` stays as it is where that is nothing.
+    """
+    main = next((one for one in kept if isinstance(one, ModuleType)), None)
+    space = next((one for one in kept if isinstance(one, dict)), None)
+    if main is None and space is not None:
+        main = ModuleType("__main__")
+        vars(main).update(space)
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = before if main is None else main
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = before
 
 
 def _run_script(name: str, keep: list[object]) -> None:

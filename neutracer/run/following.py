@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable
 
 from neutracer.errors import NeutracerError, UnavailableError
+from neutracer.leak.holders import held_at_end
 from neutracer.oom.page import OomReport
 from neutracer.oom.watch import OomWatch, oom_report
 from neutracer.overview import OverviewReport, overview
@@ -18,6 +19,7 @@ from neutracer.recording.recorder import snapshot
 from neutracer.recording.sidecar import file_stem, sidecar, sidecar_path, write_text
 from neutracer.render.document import Copyable
 from neutracer.render.text import render_text
+from neutracer.trace.beside import beside_file
 from neutracer.trace.snapshot import Snapshot
 
 _LOGGER = logging.getLogger("neutracer")
@@ -163,7 +165,7 @@ class Following:
         stem = os.path.join(self.directory, f"{file_stem(self.command)}-{reason}")
         try:
             os.makedirs(self.directory, exist_ok=True)
-            snap = self._save(f"{stem}.pickle")
+            snap = self._save(f"{stem}.pickle", with_holders=reason != _TERMINATED)
             self._files.append(f"{stem}.pickle")
         except (NeutracerError, OSError, ValueError) as error:
             self._notes.append(f"{os.path.basename(stem)}: {error}")
@@ -179,14 +181,31 @@ class Following:
             return
         self.last = shown
 
-    def _save(self, path: str) -> Snapshot:
+    def _save(self, path: str, *, with_holders: bool) -> Snapshot:
         if self._recording is not None:
-            return self._recording.save(path)
-        snap = snapshot()
+            snap, facts = self._recording.now()
+        else:
+            snap = snapshot()
+            recording = recording_facts()
+            facts = sidecar(snap.devices, recording=recording, tensors=snap.beside.tensors)
         snap.save(path)
-        facts = sidecar(snap.devices, recording=recording_facts(), tensors=snap.beside.tensors)
+        if any(snap.timeline(device).facts["oom_count"] for device in snap.devices):
+            facts = {**facts, "ooms": [oom.oom.to_dict() for oom in self.ooms]}
+        if with_holders:
+            facts = {**facts, "holders": self._holders(snap)}
         write_text(sidecar_path(path), facts)
+        # What is said now is what is said of the file.
+        snap.beside = beside_file(path)
         return snap
+
+    def _holders(self, snap: Snapshot) -> dict[str, dict[str, str]]:
+        """By device and line, who holds what is in use."""
+        try:
+            return {str(device): lines for device, lines in held_at_end(snap).items()}
+        except Exception as error:
+            # A failing walk must not change how the program ends.
+            self._notes.append(f"holders are not known: {type(error).__name__}: {error}")
+            return {}
 
     def end_soon(self) -> bool:
         """Like `end`, within two seconds, before a signal ends the process.

@@ -13,7 +13,13 @@ from dataclasses import dataclass, replace
 from neutracer.oom.page import OomReport
 from neutracer.overview import OverviewReport
 from neutracer.rank.watch import RanksWatch
-from neutracer.recording.program import OnDemand, run_program, shell_code, when_imported
+from neutracer.recording.program import (
+    OnDemand,
+    main_again,
+    run_program,
+    shell_code,
+    when_imported,
+)
 from neutracer.recording.sidecar import rank_facts, rank_text
 from neutracer.render.document import Block, Document, KeyValues, Paragraph
 from neutracer.render.report import Report
@@ -156,16 +162,20 @@ def run_and_report(
     cancel = when_imported("torch", begin_all)
     begin = time.monotonic()
     beside.start()
+    # The report is on what the program holds at its end.
+    kept: list[object] = []
     try:
-        code = run_program(command, module=module)
+        code = run_program(command, module=module, keep=kept)
     finally:
         cancel()
         if ranks is not None:
             ranks.remove()
         try:
             # Before `beside` stops: it handles a signal that arrives meanwhile.
-            following.end()
+            with main_again(kept):
+                following.end()
         finally:
+            kept.clear()
             beside.stop()
     return _report(following, command[0], code, time.monotonic() - begin)
 

@@ -125,6 +125,98 @@ def test_out_of_memory_is_written_down(run):
     assert "out of memory" in done.stderr
 
 
+# The real torch is there for its tensors, and the program gets the fake one.
+REAL = """
+import os, sys
+paths = sys.path[:]
+sys.path[:] = [path for path in paths if path != os.path.dirname(os.path.abspath(__file__))]
+import torch as real
+from neutracer.heap.watch import prepare_heap
+prepare_heap()
+sys.path[:] = paths
+sys.modules["real_torch"] = sys.modules.pop("torch")
+"""
+
+LEAK = """
+import torch
+torch.fake.real_times = True
+torch.fake.init()
+history, failures = {"z": []}, []
+def checked():
+    batch = torch.fake.tensor(40960, 40)
+    raise ValueError
+def step():
+    history["z"].append(torch.fake.tensor(51200, 30))
+    try:
+        checked()
+    except ValueError as error:
+        failures.append(error)
+for _ in range(20):
+    step()
+"""
+
+HELD = {
+    "forward (model.py:30)": 'history["z"]',
+    "forward (model.py:40)": "failures → exception → traceback → frame checked → batch",
+    "forward (model.py:7)": "no Python object: C++ of PyTorch",
+}
+
+
+@pytest.fixture
+def run_with_tensors(run, tmp_path):
+    """`run`, with a fake that makes tensors of the real torch."""
+    pytest.importorskip("torch")
+    (tmp_path / "sitecustomize.py").write_text(REAL)
+    show = "import sys\nfake.show_tensors_of(sys.modules['real_torch'])\n"
+    # What the fake lends from the real torch is there before the module copies it.
+    (tmp_path / "torch.py").write_text(FAKE.replace("globals()", f"{show}globals()"))
+    run.out = tmp_path / "out"
+    return run
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+def test_failure_has_one_cause_in_all_that_a_run_writes(run_with_tensors):
+    run = run_with_tensors
+    done = run(f"{LEAK}torch.fake.run_out()\n")
+    assert done.returncode == 1
+    (failed,) = run.out.glob("oom-*.pickle")
+    (ended,) = written(run, "-exit.pickle")
+    why = neutracer.explain(failed)
+    said = why.verdicts[0].message
+    assert {str(one.place): one.holder for one in why.bill.lines} == HELD
+    again = neutracer.explain(ended)
+    assert again.bill.to_dict() == why.bill.to_dict()
+    assert [one.message for one in again.verdicts] == [one.message for one in why.verdicts]
+    note, _, summary = done.stderr.partition("program.py   exit code 1")
+    if sys.version_info >= (3, 11):
+        assert f"neutracer: {said}" in words(note)
+    # The cause of the last failure, and behind it the file of each.
+    assert f"Why: {said}." in words(summary)
+    assert f"out of memory {said} ({failed.stem}.txt)" in words(summary)
+    for text in (failed.with_suffix(".txt"), ended.with_suffix(".txt")):
+        assert said in words(text.read_text())
+        assert 'history["z"] holds what model.py:30 made.' in words(text.read_text())
+    for file in (failed, ended):
+        found = [one for one in neutracer.report(file).findings if one.kind == "out_of_memory"]
+        assert [f"Why: {said}." in [note.text for note in one.evidence] for one in found] == [True]
+
+
+def test_end_of_a_run_names_the_holders(run_with_tensors):
+    run = run_with_tensors
+    done = run(LEAK)
+    assert done.returncode == 0, done.stderr
+    (ended,) = written(run, "-exit.pickle")
+    (device,) = neutracer.report(ended).devices
+    assert {str(one.place): one.holder for one in device.held} == HELD
+    for text in (done.stderr, ended.with_suffix(".txt").read_text()):
+        assert 'history["z"] forward model.py:30' in words(text)
+    bill = neutracer.explain(ended, request="60MiB", capacity="64MiB").bill
+    assert {str(one.place): one.holder for one in bill.lines} == HELD
+
+
 def test_many_failures_are_counted(run):
     text = (
         "import torch\n"
