@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from neutracer._native import core
+from neutracer.oom.facts import OomFacts, facts_of, with_room
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding, PlainRow, ranked
 from neutracer.trace.events import cache_emptier, shown_device
@@ -41,23 +42,38 @@ def band(ratio: float) -> str:
     return "severe"
 
 
-# Fewer unused bytes are severity `info`.
+# Fewer unused bytes are severity `info`, and so is a smaller share of the room of the process.
 _SMALL = 64 << 20
+_MATTERS = 0.05
 
 
-def severity_of(ratio: float, nbytes: int) -> Severity:
-    """The severity of an unused share of reserved memory, by its band.
+def severity_of(ratio: float, nbytes: int, room: int) -> Severity:
+    """The severity of a share of reserved memory that no request can use, by its band.
 
     Args:
-        ratio: The share, (reserved - allocated) / reserved.
-        nbytes: The unused bytes; below 64 MiB, or in the band "good", it is `info`.
+        ratio: The share.
+        nbytes: Its bytes; below 64 MiB or 5 % of the room, or in the band "good", it is `info`.
+        room: The bytes that the process may have, as `room_of` says.
 
     Example:
-        >>> str(severity_of(0.35, 1 << 30)), str(severity_of(0.35, 1 << 20))
-        ('serious', 'info')
+        >>> gib = 1 << 30
+        >>> [str(severity_of(0.35, gib, room)) for room in (8 * gib, 80 * gib)]
+        ['serious', 'info']
     """
     word = band(ratio)
-    return Severity.INFO if word == "good" or nbytes < _SMALL else Severity(word)
+    is_little = nbytes < max(_SMALL, _MATTERS * room)
+    return Severity.INFO if word == "good" or is_little else Severity(word)
+
+
+def room_of(snap: Snapshot, device: int) -> int:
+    """The bytes that the process may have of a device: its limit, else the device, else the most
+    that it reserved."""
+    facts = facts_of(snap.beside) or OomFacts()
+    if facts.device not in (None, device):
+        facts = OomFacts()
+    facts = with_room(facts, snap.beside.rooms.get(device))
+    known = facts.limit_bytes or facts.device_total_bytes
+    return known or snap.timeline(device).peak("reserved").bytes
 
 
 @dataclass(frozen=True)
@@ -560,7 +576,7 @@ def _last_state(timeline: Timeline, *, known: bool) -> int:
     return len(timeline) - 1 if known else len(timeline) - 2
 
 
-def _whole_call(timeline: Timeline, event: int) -> int:
+def whole_call(timeline: Timeline, event: int) -> int:
     """The event that ends the call that began with a new segment."""
     rows = timeline.events
     while event + 1 < len(rows) and rows[event].action in ("segment_alloc", "segment_map"):
@@ -568,17 +584,31 @@ def _whole_call(timeline: Timeline, event: int) -> int:
     return event
 
 
+def _severity_at_peak(timeline: Timeline, replayed: Replayed, room: int) -> Severity:
+    """The severity of the bytes that a cure gives back at the peak of reserved.
+
+    No cure reserves less than the most that was active. A replay under expandable segments says
+    how close one comes, but not where the process filled its limit and went on with its cache
+    released: there it does so under any settings.
+    """
+    reserved = timeline.peak("reserved").bytes
+    spared = reserved - timeline.peak("active").bytes
+    severity = severity_of(spared / max(reserved, 1), spared, room)
+    if severity is Severity.INFO or timeline.facts["retries"] > timeline.facts["oom_count"]:
+        return severity
+    replay = replayed.spared_at_peak
+    spared = spared if replay is None else min(spared, replay)
+    return severity_of(spared / reserved, spared, room)
+
+
 def _peak_finding(
-    snap: Snapshot, timeline: Timeline, now: _Unused, replayed: Replayed
+    snap: Snapshot, timeline: Timeline, severity: Severity, replayed: Replayed
 ) -> tuple[Finding, ...]:
-    """The state at the peak of reserved, if that is in the past."""
+    """The state at the peak of reserved, if that is in the trace and matters."""
     peak = timeline.peak("reserved")
-    if peak.event < 0 or peak.bytes <= now.reserved:
+    if peak.event < 0 or severity is Severity.INFO:
         return ()
-    then = _look_at(snap, timeline, _whole_call(timeline, peak.event))
-    severity = severity_of(then.ratio, then.total)
-    if severity is Severity.INFO:
-        return ()
+    then = _look_at(snap, timeline, whole_call(timeline, peak.event))
     share, reserved = format_share(then.ratio), format_bytes(then.reserved)
     message = f"at its peak {share} of the {reserved} reserved was unused"
     return (
@@ -594,10 +624,10 @@ def _peak_finding(
     )
 
 
-def _pending_finding(now: _Unused) -> tuple[Finding, ...]:
+def _pending_finding(now: _Unused, room: int) -> tuple[Finding, ...]:
     if now.pending < max(_LEAST_PENDING, _PENDING_SHARE * now.reserved):
         return ()
-    severity = severity_of(now.pending / now.reserved, now.pending)
+    severity = severity_of(now.pending / now.reserved, now.pending, room)
     blocks = format_count(now.pending_blocks, "block")
     named = [f"{stream:#x}" if stream else "the default stream" for stream in now.pending_streams]
     of = f"of {named[0]}" if len(named) == 1 else f"of {format_count(len(named), 'stream')}"
@@ -617,24 +647,16 @@ def _pending_finding(now: _Unused) -> tuple[Finding, ...]:
 
 
 def _now_finding(
-    now: _Unused, reclaimable: int, at_peak: float | None, replayed: Replayed, shown: int
+    now: _Unused, reclaimable: int, severity: Severity, replayed: Replayed, shown: int
 ) -> tuple[Finding, ...]:
-    """The state at the end.
-
-    Reclaimable bytes are a cache, and bytes used at the peak of allocated will be used again:
-    the severity is that of the rest, and at most that of the peak.
-    """
+    """The state at the end, with its severity."""
     if band(now.ratio) == "good":
         return ()
-    stuck = max(now.total - reclaimable, 0)
-    severity = severity_of(stuck / (now.reserved - reclaimable) if stuck else 0.0, stuck)
-    notes = _evidence(now)
-    if at_peak is not None:
-        severity = min(severity, severity_of(at_peak, stuck), key=lambda word: word.rank)
-        notes += (Note(f"At the peak of allocated {format_share(at_peak)} was unused."),)
+    notes: tuple[Note, ...] = ()
     advice: tuple[Note, ...] = ()
     if severity is not Severity.INFO:
-        advice += _expandable_advice(replayed, now, replayed.at_end())
+        notes = _evidence(now)
+        advice = _expandable_advice(replayed, now, replayed.at_end())
     if reclaimable:
         whom = "the device" if shown >= 0 else "the system"
         advice += (Note(f"{cache_emptier(shown)} returns {format_bytes(reclaimable)} to {whom}"),)
@@ -681,14 +703,14 @@ def _pool_finding(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
     return (Finding("static_pool", Severity.INFO, held, message, (note,)),)
 
 
-def findings_of(
-    snap: Snapshot, device: int, fragment: core.Fragment, at_peak: float | None
-) -> tuple[Finding, ...]:
+def findings_of(snap: Snapshot, device: int, fragment: core.Fragment) -> tuple[Finding, ...]:
     """The findings about one device, the worst first.
+
+    Reclaimable bytes are a cache, and bytes that were in use at the peak will be used again: the
+    severity of the end is that of the rest, and at most that of the peak.
 
     Args:
         fragment: The snapshot's end state.
-        at_peak: The ratio at the peak of allocated; None if unknown.
     """
     timeline = snap.timeline(device)
     known = end_is_known(snap, device)
@@ -698,14 +720,22 @@ def findings_of(
     else:
         now = _look(fragment, snap.segments, snap.blocks)
     reclaimable = sum(group["reclaimable_bytes"] for group in fragment.groups())
-    replayed = Replayed(snap, device)
+    replayed, room = Replayed(snap, device), room_of(snap, device)
+    stuck = max(now.total - reclaimable, 0)
+    severity = severity_of(stuck / (now.reserved - reclaimable) if stuck else 0.0, stuck, room)
+    peak: tuple[Finding, ...] = ()
+    if len(timeline):
+        then = _severity_at_peak(timeline, replayed, room)
+        severity = min(severity, then)
+        if then > severity or timeline.peak("reserved").bytes > now.reserved:
+            peak = _peak_finding(snap, timeline, then, replayed)
     shown = shown_device(snap, device)
-    unused = _now_finding(now, reclaimable, at_peak, replayed, shown) if known else ()
+    unused = _now_finding(now, reclaimable, severity, replayed, shown) if known else ()
     return ranked(
         (
-            *_peak_finding(snap, timeline, now, replayed),
+            *peak,
             *forecast_findings(snap, timeline, replayed),
-            *_pending_finding(now),
+            *_pending_finding(now, room),
             *unused,
             *_pool_finding(snap, timeline),
         )

@@ -27,7 +27,7 @@ from neutracer.trace.events import cache_emptier, device_name, shown_device
 from neutracer.trace.flaws import end_is_known
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
-from neutracer.trace.timeline import Timeline, unused_share
+from neutracer.trace.timeline import unused_share
 from neutracer.units import format_bytes, format_count, format_share
 
 # ---- Readings ----------------------------------------------------------------------------
@@ -40,6 +40,10 @@ class Readings:
     Attributes:
         device: Its number; -1 is the CPU.
         figures: The byte fields of a FragmentationReport, from the last reading.
+        room: The bytes that the process may have: its limit, else the device, else the most
+            that it reserved.
+        spared: The most reserved minus the most allocated, in bytes; no cure gives back more.
+        spared_ratio: The same as a share of the most reserved.
         largest: The largest ratio of any reading.
         mean: The mean over all readings.
         history: The ratio of each row of the monitor's series, as native doubles.
@@ -49,6 +53,9 @@ class Readings:
 
     device: int
     figures: dict[str, Any]
+    room: int
+    spared: int
+    spared_ratio: float
     largest: float
     mean: float
     history: bytes
@@ -64,7 +71,10 @@ class Readings:
             return ()
         text = f"{format_share(ratio)} of the {format_bytes(reserved)} reserved was unused"
         note = Note(f"At most {format_share(self.largest)} while the monitor ran.")
-        severity = severity_of(ratio, unused)
+        severity = min(
+            severity_of(ratio, unused, self.room),
+            severity_of(self.spared_ratio, self.spared, self.room),
+        )
         return (Finding("fragmentation", severity, unused, text, (note,)),)
 
 
@@ -101,6 +111,9 @@ def readings_of(monitor: Monitor, device: object) -> Readings:
     return Readings(
         device=-1 if name == "cpu" else int(name.rpartition(":")[2]),
         figures=figures,
+        room=stats["limit_bytes"] or stats["peak_reserved_bytes"],
+        spared=max(stats["peak_reserved_bytes"] - stats["peak_bytes"], 0),
+        spared_ratio=unused_share(stats["peak_reserved_bytes"], stats["peak_bytes"]),
         largest=stats["max_ratio"],
         mean=stats["avg_ratio"],
         history=bytes(series.codes("ratio")),
@@ -355,7 +368,7 @@ def device_fragmentation(snap: Snapshot, number: int) -> FragmentationReport:
         pools=layout.pools_of(groups),
         segments=layout.segments_of(snap, fragment, timeline),
         holes=layout.holes_of(snap, fragment),
-        findings=findings_of(snap, number, fragment, _used_at_peak(timeline, history)),
+        findings=findings_of(snap, number, fragment),
         end_known=known,
         _served=layout.served_of(snap, fragment) if known else None,
         _history=history,
@@ -390,12 +403,6 @@ def _of_monitor(readings: Readings) -> FragmentationReport:
         _served=None,
         **known,
     )
-
-
-def _used_at_peak(timeline: Timeline, history: bytes) -> float | None:
-    """The ratio at the peak of allocated; None if that is before the trace."""
-    event = timeline.peak("allocated").event
-    return None if event < 0 else float(memoryview(history).cast("d")[event])
 
 
 def _figures(stats: Mapping[str, int], groups: list[dict[str, Any]]) -> dict[str, int]:

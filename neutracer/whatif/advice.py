@@ -85,15 +85,27 @@ class Replayed:
             cases += [{**cases[0], "silent": 2, "share": min(s, _SHARES[0])} for s in shares]
         return tuple(replayer.series(_SETTINGS, **case, goes_on=True) for case in cases)
 
-    def at_peak(self) -> str | None:
-        """The replayed peak of reserved up to the first failure, formatted; "" if it saves too
-        little, None without a replay."""
-        if not self._runs:
-            return None
+    @cached_property
+    def _peaks(self) -> tuple[list[int], int]:
+        """The peaks of reserved up to the first failure: replayed, and as recorded."""
         end = self._first_failure()
         start = self._timeline.facts["start_bytes"][2]
         peaks = [max(run["reserved"][:end], default=start) for run in self._runs]
-        return self._saved(peaks, max(self._timeline.reserved[:end], default=start))
+        return peaks, max(self._timeline.reserved[:end], default=start)
+
+    @property
+    def spared_at_peak(self) -> int | None:
+        """The bytes that the replayed peak of reserved up to the first failure is lower by, at
+        least; None without a replay."""
+        if not self._runs:
+            return None
+        peaks, recorded = self._peaks
+        return max(recorded - max(peaks), 0)
+
+    def at_peak(self) -> str | None:
+        """The replayed peak of reserved up to the first failure, formatted; "" if it saves too
+        little, None without a replay."""
+        return self._saved(*self._peaks) if self._runs else None
 
     def at_end(self) -> str | None:
         """The replayed reserved bytes at the end, as for `at_peak`."""

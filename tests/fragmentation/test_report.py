@@ -2,7 +2,9 @@
 """`fragmentation_report`: figures against PyTorch's, findings against what is in the files."""
 
 import pickle
+from dataclasses import replace
 
+import oom_snapshots
 import pytest
 from bundle import DATA, NAMES, expected, snapshot
 from small_snapshots import BASE, MIB, block, dumped, one_program, segment
@@ -10,6 +12,7 @@ from small_snapshots import BASE, MIB, block, dumped, one_program, segment
 import neutracer
 from neutracer._native import core
 from neutracer.fragmentation.findings import band
+from neutracer.trace.beside import DeviceRoom
 
 every_snapshot = pytest.mark.parametrize("name", NAMES)
 
@@ -147,6 +150,37 @@ def test_idle_cache_alarms_nobody():
     found = report("train_resnet_healthy")
     assert found.worst == "info"
     assert found.severity == "severe"
+
+
+def test_bytes_that_no_cure_gives_back_alarm_nobody():
+    # A healthy training: expandable segments would have reserved hardly less at its peak.
+    found = neutracer.fragmentation_report(DATA / "categories" / "resnet50.snapshot.xz")
+    assert found.ratio > 0.8
+    assert found.max_fragmentation > 0.8
+    assert found.worst == "info"
+
+
+@pytest.mark.parametrize(
+    ("gib", "fraction", "worst"), [(24, 1.0, "severe"), (80, 1.0, "info"), (80, 0.2, "severe")]
+)
+def test_unused_bytes_matter_beside_what_the_process_may_have(gib, fraction, worst):
+    # The cure gives 1,348 MiB back: 5.5 % of 24 GiB, 1.6 % of 80 GiB, 8.2 % of a fifth of that.
+    snap = neutracer.load(DATA / "frag_default.pickle.xz")
+    room = DeviceRoom(gib << 30, fraction, 0)
+    snap.beside = replace(snap.beside, rooms={0: room}, oom=None)
+    found = neutracer.fragmentation_report(snap)
+    assert found.worst == worst
+    assert found.severity == "moderate"
+
+
+def test_peak_is_blamed_where_all_of_it_is_still_cached_at_the_end():
+    recording = oom_snapshots.Recording()
+    for number in range(12):
+        recording.free(recording.own(100 + 10 * number))
+    found = neutracer.fragmentation_report(neutracer.load(recording.dumped()))
+    assert found.reclaimable_bytes == found.reserved_bytes
+    severities = {one.kind: one.severity for one in found.findings}
+    assert severities == {"fragmentation_peak": "severe", "fragmentation": "info"}
 
 
 def test_static_pool_is_named_and_not_blamed():

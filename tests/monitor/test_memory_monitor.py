@@ -162,11 +162,21 @@ def test_fragmentation_report_of_a_monitor() -> None:
     assert report["avg_fragmentation"] == pytest.approx(
         sum(report["fragmentation_history"]) / samples
     )
-    assert (report.severity, report.findings[0].severity) == ("serious", "serious")
+    # Of the 1,000 MiB reserved 900 were in use at once.
+    assert (report.severity, report.findings[0].severity) == ("serious", "info")
     assert report.to_dict()["holes"] == []
     assert "30.0 % of the 1,000 MiB reserved was unused" in str(report)
     with pytest.raises(neutracer.UnavailableError, match="readings"):
         report.fits(1)
+
+
+@pytest.mark.parametrize(("total", "severity"), [(0, "serious"), (80_000 * MIB, "info")])
+def test_monitor_blames_what_matters_beside_the_device(total: int, severity: str) -> None:
+    say(0, 300 * MIB, 1000 * MIB, used=1000 * MIB, total=total)
+    with MadeUpMonitor(interval=3600) as monitor:
+        say(0, 620 * MIB, 1000 * MIB, used=1000 * MIB, total=total)
+    report = neutracer.fragmentation_report(monitor)
+    assert [one.severity for one in report.findings] == [severity]
 
 
 # ---- alerts ----------------------------------------------------------------------------
