@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from neutracer.errors import NeutracerError
-from neutracer.fragmentation.findings import band
+from neutracer.fragmentation.findings import whole_call
 from neutracer.fragmentation.report import FragmentationReport, device_fragmentation
 from neutracer.leak.trend import trend_of_trace
 from neutracer.oom.bill import Bill
@@ -21,6 +21,7 @@ from neutracer.oom.facts import OomFacts, facts_at
 from neutracer.question import after_caveats, first_findings, opened
 from neutracer.render.document import (
     Block,
+    Cell,
     Copyable,
     Document,
     Figure,
@@ -48,7 +49,7 @@ from neutracer.trace.stacks import (
     origin_of,
     place_of,
 )
-from neutracer.trace.timeline import Timeline
+from neutracer.trace.timeline import Timeline, unused_share
 from neutracer.units import format_bytes, format_count, format_duration_us
 
 if TYPE_CHECKING:
@@ -125,10 +126,12 @@ class DeviceOverview(PlainRow):
     Attributes:
         device: Its number.
         memory_stats: PyTorch's own figures at the end, under its keys.
-        peak: The peak of allocated: allocated_bytes, event, requested_bytes, holders.
+        peak: The peak of allocated: allocated_bytes, event, the reserved_bytes and
+            requested_bytes of that moment, holders.
         modules: The allocated bytes at that peak by module, the most first; empty if the
             recording has no modules.
-        reserved_peak: The peak of reserved: reserved_bytes, event.
+        reserved_peak: The peak of reserved: reserved_bytes, event, and the allocated_bytes
+            after the call that reserved them.
         fragmentation: Its fragmentation report.
         oom: The out-of-memory events.
         events: The number of events.
@@ -183,11 +186,16 @@ def device_overview(
         peak={
             "allocated_bytes": peak.bytes,
             "event": peak.event,
+            "reserved_bytes": _bytes_at(timeline, peak.event)[1],
             "requested_bytes": total,
             "holders": holders,
         },
         modules=timeline.held_by_module(peak.event),
-        reserved_peak={"reserved_bytes": reserved.bytes, "event": reserved.event},
+        reserved_peak={
+            "reserved_bytes": reserved.bytes,
+            "event": reserved.event,
+            "allocated_bytes": _bytes_at(timeline, whole_call(timeline, reserved.event))[0],
+        },
         fragmentation=fragmentation,
         oom=_ooms(snap, device),
         events=len(timeline),
@@ -211,6 +219,14 @@ def _held(snap: Snapshot, device: int) -> tuple[Held, ...]:
     )
 
 
+def _bytes_at(timeline: Timeline, event: int) -> tuple[int, int]:
+    """The bytes allocated and reserved after an event; -1 is before the first."""
+    if event < 0:
+        allocated, _, reserved, _ = timeline.facts["start_bytes"]
+        return allocated, reserved
+    return timeline.allocated[event], timeline.reserved[event]
+
+
 def _ooms(snap: Snapshot, device: int) -> tuple[OutOfMemory, ...]:
     timeline = snap.timeline(device)
     if not timeline.facts["oom_count"]:
@@ -224,34 +240,38 @@ def _ooms(snap: Snapshot, device: int) -> tuple[OutOfMemory, ...]:
 
 
 def totals_table(device: DeviceOverview) -> Table:
-    now, stats = device.fragmentation, device.memory_stats
-    allocated = Figure.bytes(stats["allocated_bytes.all.current"])
-    reserved = Figure.bytes(stats["reserved_bytes.all.current"])
-    unused = Figure.share(now.ratio)
-    if not device.events:
-        # Only events show a peak.
-        last = ("unused", unused, now.judged)
-        rows = (("allocated", allocated, ""), ("reserved", reserved, ""), last)
-        return Table(named_device(device), rows, ("", "now", ""), _attempts(device))
-    peak, most = device.peak, device.reserved_peak
-    at_peak = device.fragmentation.fragmentation_history
-    then = at_peak[most["event"]] if most["event"] >= 0 else now.ratio
-    words = ", ".join(filter(None, (f"{now.judged} now", _judged_peak(now, then))))
+    """The figures of a device, one moment in each row."""
+    stats, judged = device.memory_stats, device.fragmentation.judged
+    now = stats["allocated_bytes.all.current"], stats["reserved_bytes.all.current"]
+    rows = [_moment("now", *now, judged)]
     if not device.end_known:
-        allocated = reserved = unused = _NOT_KNOWN
-        words = _judged_peak(now, then)
-    full = (
-        ("allocated", allocated, Figure.bytes(peak["allocated_bytes"]), _when(peak["event"])),
-        ("reserved", reserved, Figure.bytes(most["reserved_bytes"]), _when(most["event"])),
-        ("unused", unused, Figure.share(then), words),
-    )
-    return Table(named_device(device), full, ("", "now", "peak", ""), _attempts(device))
+        rows = [("now", _NOT_KNOWN, _NOT_KNOWN, _NOT_KNOWN, "")]
+    if device.events:
+        # Only events show a peak.
+        rows += _peaks(device)
+    heads = ("", "allocated", "reserved", "unused", "")
+    return Table(named_device(device), tuple(rows), heads, _attempts(device))
 
 
-def _judged_peak(report: FragmentationReport, then: float) -> str:
-    found = next((one for one in report.findings if one.kind == "fragmentation_peak"), None)
-    word = str(found.severity) if found else "good" if band(then) == "good" else ""
-    return f"{word} at the peak of reserved" if word else ""
+def _peaks(device: DeviceOverview) -> list[tuple[Cell, ...]]:
+    peak, most = device.peak, device.reserved_peak
+    high = peak["allocated_bytes"], peak["reserved_bytes"]
+    wide = most["allocated_bytes"], most["reserved_bytes"]
+    found = device.fragmentation.findings
+    worst = next((str(one.severity) for one in found if one.kind == "fragmentation_peak"), "")
+    words = ", ".join(filter(None, (_when(most["event"]), worst)))
+    if high[1] == wide[1] and not worst:
+        # The most of both at one moment.
+        return [_moment("peak", *high, _when(peak["event"]))]
+    return [
+        _moment("peak of allocated", *high, _when(peak["event"])),
+        _moment("peak of reserved", *wide, words),
+    ]
+
+
+def _moment(name: str, allocated: int, reserved: int, words: str) -> tuple[Cell, ...]:
+    unused = Figure.share(unused_share(reserved, allocated))
+    return (name, Figure.bytes(allocated), Figure.bytes(reserved), unused, words)
 
 
 def named_device(device: DeviceOverview) -> str:

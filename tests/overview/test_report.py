@@ -10,7 +10,7 @@ from bundle import DATA, NAMES, OOMS, snapshot
 from oom_snapshots import MIB, Recording, checkered
 
 import neutracer
-from neutracer.overview import OverviewReport, overview
+from neutracer.overview import OverviewReport, overview, totals_table
 from neutracer.render.report import Finding
 
 FAILED = [name for name in NAMES if any(a == "oom" for a in snapshot(name).events["action"])]
@@ -159,3 +159,17 @@ def test_program_that_went_on_is_looked_at_whole() -> None:
         recording.free(block)
     trend = neutracer.leak_trend(neutracer.load(recording.dumped()))
     assert (trend.verdict, round(trend.bytes_per_step)) == ("leak", 8 * MIB)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_totals_are_of_one_moment(name: str) -> None:
+    (device,) = of_file(name).devices
+    timeline = snapshot(name).timeline()
+    peak, most = device.peak, device.reserved_peak
+    at = peak["event"]
+    moments = list(zip(timeline.allocated, timeline.reserved, strict=True))
+    assert (peak["allocated_bytes"], peak["reserved_bytes"]) == moments[at]
+    assert (most["allocated_bytes"], most["reserved_bytes"]) in moments[most["event"] :]
+    for _, *figures, _ in totals_table(device).rows:
+        allocated, reserved, unused = (float(one.number.replace(",", "")) for one in figures)
+        assert unused == pytest.approx(100 * (1 - allocated / reserved), abs=0.2)
