@@ -478,9 +478,9 @@ def limit_problems(item: pytest.Item, meter: Meter | RehearsedMeter) -> list[str
     ratio = value(item, "limit_gpu_fragmentation", "ratio")
     if ratio is not None and now.fragmentation > ratio:
         problems.append(
-            f"{format_share(now.fragmentation)} of the {format_bytes(now.reserved_peak_bytes)} "
-            f"reserved on cuda:{now.device} was unused at the peak of "
-            f"{format_bytes(now.allocated_peak_bytes)}, and "
+            f"of the {format_bytes(now.reserved_peak_bytes)} reserved on cuda:{now.device} at the "
+            f"most, {format_share(now.fragmentation)} is beyond the most allocated "
+            f"({format_bytes(now.allocated_peak_bytes)}), and "
             f"limit_gpu_fragmentation({ratio!r}) allows {format_share(ratio)}"
         )
     if item.get_closest_marker("no_tensor_cycles") is not None:

@@ -456,7 +456,7 @@ class RanksReport(Report):
                 )[:_MOST_ROWS]
             )
         cells = tuple(_cells(row, len(self.shapes) > 1) for row in shown)
-        heads = ("", "peak", "reserved", "unused", "not PyTorch's", "", "")
+        heads = ("", "peak", "peak reserved", "unused at end", "not PyTorch's", "", "")
         rest = len(self.rows) - len(shown)
         notes = (f"and {format_count(rest, 'more rank')}; all are in the JSON",) if rest else ()
         return Table("Ranks", cells, heads, notes)
