@@ -28,6 +28,7 @@ from neutracer.render.document import (
     Findings,
     KeyValues,
     Note,
+    Paragraph,
     Place,
     Severity,
     Table,
@@ -596,29 +597,79 @@ def _explained(snap: Snapshot, timeline: Timeline, event: int) -> ExplainReport 
 
 def trend_findings(
     snap: Snapshot, timeline: Timeline, file: str, known: set[str]
-) -> tuple[Finding, ...]:
+) -> tuple[tuple[Finding, ...], str]:
     """Findings on growth, unless it already explains a failure.
 
     Args:
         file: The snapshot's file in follow-up calls; "" is none.
         known: The kinds of verdicts that explain the failures.
+
+    Returns:
+        The findings, and why the trace does not show whether memory grows; "" if it does.
     """
-    if not 0 < len(timeline) <= _MOST_EVENTS:
-        return ()
+    if not len(timeline):
+        return (), _NO_HISTORY
+    if len(timeline) > _MOST_EVENTS:
+        return (), f"the trace has more than {_MOST_EVENTS:,} events: ask neutracer.leak_trend()"
     try:
         trend = trend_of_trace(snap, timeline.device)
-    except (NeutracerError, ValueError):
-        return ()
-    if trend.verdict in ("steady", "unknown", *known):
-        return ()
+    except (NeutracerError, ValueError) as error:
+        return (), str(error)
+    if trend.verdict == "unknown":
+        return (), _clause(trend.because)
+    if trend.verdict in ("steady", *known):
+        return (), ""
     which = f", device={timeline.device}" if len(snap.devices) > 1 else ""
     call = Copyable(f"neutracer.leak_trend({json.dumps(file)}{which})")
-    more = Note("more", detail=call)
-    return tuple(
-        Finding(one.kind, one.severity, one.bytes, one.message, one.evidence,
-                (*one.advice, more) if file else one.advice)
-        for one in trend.findings
-    )  # fmt: skip
+    more = (Note("more", detail=call),) if file else ()
+    return tuple(replace(one, advice=(*one.advice, *more)) for one in trend.findings), ""
+
+
+# ---- What was not looked at --------------------------------------------------------------
+
+_NO_HISTORY = "no history was recorded"
+
+# Kinds of findings in words, in the order of the sentence.
+_KIND_WORDS = {
+    "out_of_memory": "failures",
+    "leak": "growth",
+    "fragmentation_peak": "the peak",
+    "cycle_garbage": "garbage",
+    "non_torch": "memory that is not PyTorch's",
+}
+
+
+def _clause(sentence: str) -> str:
+    """A sentence as a part of another one."""
+    return sentence[:1].lower() + sentence[1:].removesuffix(".")
+
+
+def not_looked_at(snap: Snapshot, device: int, no_growth: str) -> dict[str, str]:
+    """The kinds of findings that one device of a snapshot can't show, and why.
+
+    Args:
+        no_growth: Why it does not show growth; "" if it does.
+    """
+    found = {}
+    if not len(snap.timeline(device)):
+        found = dict.fromkeys(("out_of_memory", "fragmentation_peak"), _NO_HISTORY)
+    if no_growth:
+        found["leak"] = no_growth
+    found["cycle_garbage"] = "a snapshot has no Python objects"
+    room = snap.beside.rooms.get(device)
+    has_device = not (snap.is_pinned or snap.is_cpu or snap.rehearsed is not None)
+    if has_device and (room is None or room.other_bytes is None):
+        found["non_torch"] = "no JSON beside the file has the device's figures"
+    return found
+
+
+def _not_looked_at_text(kinds: Mapping[str, str]) -> str:
+    """The kinds with their reasons, those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for kind, words in _KIND_WORDS.items():
+        if kind in kinds:
+            by_reason.setdefault(kinds[kind], []).append(words)
+    return "; ".join(f"{', '.join(words)} ({why})" for why, words in by_reason.items())
 
 
 # ---- Tree --------------------------------------------------------------------------------
@@ -783,6 +834,7 @@ class OverviewReport(Report):
         rehearsed: It is of a rehearsal.
         window: The events read, for a part of a trace; else "".
         is_host: It is of the host's pinned memory, not of a device's.
+        not_looked_at: The kinds of findings that the snapshot can't show, and why.
     """
 
     schema = "neutracer.report/1"
@@ -796,6 +848,7 @@ class OverviewReport(Report):
     rehearsed: bool = False
     window: str = ""
     is_host: bool = False
+    not_looked_at: dict[str, str] = field(default_factory=dict)
     _odd: tuple[tuple[str, str], ...] = field(compare=False)
     _flaws: tuple[Finding, ...] = field(compare=False, default=())
     _found: tuple[tuple[int, tuple[Finding, ...]], ...] = field(compare=False, default=())
@@ -837,6 +890,9 @@ class OverviewReport(Report):
             blocks.append(totals_table(device))
             if device.bill is not None:
                 blocks.append(device.bill.block())
+        if self.worst in (None, Severity.INFO):
+            unseen = _not_looked_at_text(self.not_looked_at)
+            blocks.append(Paragraph(f"Nothing wrong found; not looked at: {unseen}."))
         blocks.extend(_entries(self.findings[len(self._flaws) :]))
         for device in self.devices:
             blocks.extend(holder_tables(device, len(self.devices) > 1))
@@ -922,13 +978,16 @@ def overview(
         # A process's file also lists the devices that it does not use.
         entries = [pair for pair in entries if _is_used(pair[0])] or entries
     findings: list[Finding] = []
+    unseen: dict[str, str] = {}
     by_device, billed = [], []
     # Follow-up commands on a file are about its devices, not the host's pinned memory.
     name = "" if snap.is_pinned else file
     for entry, fragmented in entries:
-        found, bill = _found_on(snap, entry, name, fragmented)
+        found, bill, no_growth = _found_on(snap, entry, name, fragmented)
         billed.append(entry if bill is None else replace(entry, bill=bill))
         where = f"{named_device(entry)}: " if len(entries) > 1 else ""
+        for kind, why in not_looked_at(snap, entry.device, no_growth).items():
+            unseen.setdefault(kind, why)
         findings += [replace(one, message=where + one.message) for one in found]
         own = (*first_findings(snap, device=entry.device), *ranked(found))
         by_device.append((entry.device, own))
@@ -944,6 +1003,7 @@ def overview(
         rehearsed=snap.rehearsed is not None,
         window=str(snap.window or ""),
         is_host=snap.is_pinned,
+        not_looked_at=unseen,
         findings=(*first, *ranked(findings)),
         _odd=oddities(snap, {entry.device: entry.fragmentation for entry in devices}),
         _flaws=first,
@@ -967,21 +1027,22 @@ def _is_used(entry: DeviceOverview) -> bool:
 
 def _found_on(
     snap: Snapshot, entry: DeviceOverview, name: str, fragmented: tuple[Finding, ...]
-) -> tuple[list[Finding], Bill | None]:
-    """The findings on one device, and the bill of its last failure; `name` is its file in
-    follow-up commands."""
+) -> tuple[list[Finding], Bill | None, str]:
+    """The findings on one device, the bill of its last failure, and why growth was not looked at
+    ("" if it was); `name` is its file in follow-up commands."""
     timeline = snap.timeline(entry.device)
     failures, causes, bill = failure_findings(snap, timeline, name)
     if any(one.kind == "pending_frees" for one in fragmented):
         # Reserved memory grows because blocks wait, not because sizes differ.
         causes |= {"cache_growth"}
+    growth, no_growth = trend_findings(snap, timeline, name, causes)
     found = [
         *failures,
-        *trend_findings(snap, timeline, name, causes),
+        *growth,
         *fragmented,
         *late_gradients_finding(timeline),
     ]
-    return found, bill
+    return found, bill, no_growth
 
 
 def _entries(findings: tuple[Finding, ...]) -> list[Block]:

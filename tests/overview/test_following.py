@@ -51,3 +51,18 @@ def test_only_a_process_that_goes_on_has_its_history_ended(
     assert fake.enabled == is_terminated
     CACHE_CALLS.forget()
     HISTORY.forget()
+
+
+def test_report_at_the_end_knows_the_room_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = install(monkeypatch)
+    watched = Following(str(tmp_path), 1000, "python", recorder="pytorch")
+    watched.begin(watch=False)
+    watched.end()
+    assert watched.last is not None
+    assert watched.last.snapshot is not None
+    assert watched.last.snapshot.beside.rooms[0].total_bytes == fake.total
+    assert "non_torch" not in watched.last.not_looked_at
+    CACHE_CALLS.forget()
+    HISTORY.forget()

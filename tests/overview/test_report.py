@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from bundle import DATA, NAMES, OOMS, snapshot
@@ -12,6 +13,7 @@ from oom_snapshots import MIB, Recording, checkered
 import neutracer
 from neutracer.overview import OverviewReport, overview, totals_table
 from neutracer.render.report import Finding
+from neutracer.trace.beside import DeviceRoom
 
 FAILED = [name for name in NAMES if any(a == "oom" for a in snapshot(name).events["action"])]
 TRENDS = {"leak_list": "leak", "create_graph_leak": "leak", "cycle_nodes": "cycle_garbage"}
@@ -173,3 +175,29 @@ def test_rows_of_totals_are_of_one_moment(name: str) -> None:
     for _, *figures, _ in totals_table(device).rows:
         allocated, reserved, unused = (float(one.number.replace(",", "")) for one in figures)
         assert unused == pytest.approx(100 * (1 - allocated / reserved), abs=0.2)
+
+
+def test_report_that_found_nothing_says_so_and_what_it_did_not_look_at() -> None:
+    report = of_file("train_resnet_healthy")
+    assert "Nothing wrong found; not looked at: garbage" in str(report)
+    assert set(report.to_dict()["not_looked_at"]) == {"cycle_garbage", "non_torch"}
+    for name in ("frag_default", "leak_list"):
+        assert "Nothing wrong found" not in str(of_file(name))
+        assert "cycle_garbage" in of_file(name).not_looked_at
+
+
+def test_report_says_why_growth_was_not_looked_at() -> None:
+    short = of_file("weight_streaming")
+    assert "windows" in short.not_looked_at["leak"]
+    assert f"growth ({short.not_looked_at['leak']})" in " ".join(str(short).split())
+    plain = dict(snapshot("weight_streaming").to_dict(), device_traces=[[]])
+    bare = overview(neutracer.load(pickle.dumps(plain)))
+    assert {bare.not_looked_at[kind] for kind in ("leak", "out_of_memory")} == {
+        "no history was recorded"
+    }
+
+
+def test_device_whose_figures_are_beside_the_file_was_looked_at() -> None:
+    snap = neutracer.load(DATA / "train_resnet_healthy.pickle.xz")
+    snap.beside = replace(snap.beside, rooms={0: DeviceRoom(80 << 30, 1.0, 1 << 30)})
+    assert "non_torch" not in overview(snap).not_looked_at
