@@ -16,7 +16,7 @@ from neutracer.errors import NeutracerError
 from neutracer.fragmentation.findings import whole_call
 from neutracer.fragmentation.report import FragmentationReport, device_fragmentation
 from neutracer.leak.trend import trend_of_trace
-from neutracer.oom.bill import Bill
+from neutracer.oom.bill import Bill, bill_at
 from neutracer.oom.facts import OomFacts, facts_at
 from neutracer.question import after_caveats, first_findings, opened
 from neutracer.render.document import (
@@ -139,7 +139,9 @@ class DeviceOverview(PlainRow):
         duration_us: From the first event to the last; None if unknown.
         history_complete: As `Snapshot.history_complete`.
         end_known: False if the file has a history but no segments, and `memory_stats` is void.
-        bill: Where the memory was at the last failure, as `explain` has it; None: none failed.
+        bill: Where the memory was at the last failure, as `explain` has it, else at the peak of
+            allocated; None without a history.
+        bill_event: The event after which the bill looks; -1 is before the first.
         held: Who held what was in use at the end; empty where the process was not asked.
     """
 
@@ -156,6 +158,12 @@ class DeviceOverview(PlainRow):
     end_known: bool = True
     bill: Bill | None = None
     held: tuple[Held, ...] = ()
+    bill_event: int | None = None
+
+    @property
+    def bills_failure(self) -> bool:
+        """Whether the bill is of a failure, not of the peak."""
+        return any(one.event == self.bill_event for one in self.oom)
 
 
 def device_overview(
@@ -294,10 +302,21 @@ def _attempts(device: DeviceOverview) -> tuple[str, ...]:
     return (", ".join(parts),) if parts else ()
 
 
+def bill_table(device: DeviceOverview, bill: Bill, several: bool) -> Table:
+    where = f" of {named_device(device)}" if several else ""
+    moment = "" if device.bills_failure else " at the peak of allocated"
+    return replace(bill.block(), title=f"The bill{where}{moment}")
+
+
 def holder_tables(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
+    """Who holds the memory, where no bill says it, and by module."""
     holders = device.peak["holders"]
     if not holders:
         return ()
+    where = f" of {named_device(device)}" if several else ""
+    tables = (*_held_tables(device, where), *module_tables(f"By module{where}", device.modules))
+    if device.bill is not None:
+        return tables
     shown = holders[:_SHOWN_HOLDERS]
     rows = tuple(
         (
@@ -308,15 +327,12 @@ def holder_tables(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
         )
         for holder in shown
     )
-    where = f" of {named_device(device)}" if several else ""
     asked = format_bytes(device.peak["requested_bytes"], "MiB", decimals=1)
     allocated = format_bytes(device.peak["allocated_bytes"], "MiB", decimals=1)
     rest = len(holders) - len(shown)
     notes = (f"and {format_count(rest, 'more place')}",) if rest else ()
-    what = "the peak" if device.events else "it now"
-    title = f"Who holds {what}{where} ({asked} asked for, {allocated} allocated)"
-    tables = (Table(title, rows, notes=notes), *module_tables(f"By module{where}", device.modules))
-    return (*_held_tables(device, where), *tables)
+    title = f"Who holds it now{where} ({asked} asked for, {allocated} allocated)"
+    return (Table(title, rows, notes=notes), *tables)
 
 
 def _held_tables(device: DeviceOverview, where: str) -> tuple[Table, ...]:
@@ -402,11 +418,10 @@ def _late_rows(timeline: Timeline) -> dict[int, list[int]]:
     begins = [begin for begin, _ in passes.backward]
     ends = [end for _, end in passes.backward]
     found: dict[int, list[int]] = {}
-    columns = zip(
-        timeline.categories.codes, rows.codes("alloc_event"), rows.codes("free_event"), strict=True
-    )
-    for row, (code, made, freed) in enumerate(columns):
-        if code != gradient or freed < 0:
+    allocs, frees = rows.codes("alloc_event"), rows.codes("free_event")
+    for row in [row for row, code in enumerate(timeline.categories.codes) if code == gradient]:
+        made, freed = allocs[row], frees[row]
+        if freed < 0:
             continue
         number = bisect_left(ends, made + 1)
         if number == len(ends):
@@ -535,23 +550,27 @@ def _of_pools(fragmentation: FragmentationReport) -> list[tuple[str, str]]:
 # Longer traces are left to `leak_trend`, to bound the cost of an overview.
 _MOST_EVENTS = 1_000_000
 
+# A bill and its event.
+_Billed = tuple[Bill, int] | None
+
 # The most places of failed requests to explain; a batch-size finder has one.
 _MOST_PLACES = 8
 
 
 def failure_findings(
     snap: Snapshot, timeline: Timeline, file: str
-) -> tuple[tuple[Finding, ...], set[str], Bill | None]:
+) -> tuple[tuple[Finding, ...], set[str], _Billed]:
     """A finding per place of failed requests, with the verdict on its largest request.
 
     Args:
         file: The snapshot's file in follow-up commands; "" is none.
 
     Returns:
-        The findings, the kinds of the verdicts in them, and the bill of the last place.
+        The findings, the kinds of the verdicts in them, and the bill of the last place with its
+        event.
     """
     kinds: set[str] = set()
-    bill: Bill | None = None
+    billed: _Billed = None
     if not timeline.facts["oom_count"]:
         return (), kinds, None
     by_place: dict[Place, list[int]] = {}
@@ -568,7 +587,7 @@ def failure_findings(
         message = f"out of memory: requested {format_bytes(sizes[event])}{times}"
         why = _explained(snap, timeline, event)
         main = None if why is None else why.main
-        bill = bill if why is None else why.bill
+        billed = billed if why is None else (why.bill, event)
         notes: tuple[Note, ...] = (Note("asked for by", place),)
         advice: tuple[Note, ...] = ()
         if main is not None:
@@ -582,7 +601,7 @@ def failure_findings(
             advice = (*advice, Note("more", detail=Copyable(f"{more}{which}")))
         kind, size = "out_of_memory", sizes[event]
         found.append(Finding(kind, Severity.SEVERE, size, message, notes, advice, event))
-    return tuple(found), kinds, bill
+    return tuple(found), kinds, billed
 
 
 def _explained(snap: Snapshot, timeline: Timeline, event: int) -> ExplainReport | None:
@@ -889,11 +908,11 @@ class OverviewReport(Report):
         for device in self.devices:
             blocks.append(totals_table(device))
             if device.bill is not None:
-                blocks.append(device.bill.block())
+                blocks.append(bill_table(device, device.bill, len(self.devices) > 1))
         if self.worst in (None, Severity.INFO):
             unseen = _not_looked_at_text(self.not_looked_at)
             blocks.append(Paragraph(f"Nothing wrong found; not looked at: {unseen}."))
-        blocks.extend(_entries(self.findings[len(self._flaws) :]))
+        blocks.extend(_entries(tuple(map(_brief, self.findings[len(self._flaws) :]))))
         for device in self.devices:
             blocks.extend(holder_tables(device, len(self.devices) > 1))
         if self._odd:
@@ -984,7 +1003,10 @@ def overview(
     name = "" if snap.is_pinned else file
     for entry, fragmented in entries:
         found, bill, no_growth = _found_on(snap, entry, name, fragmented)
-        billed.append(entry if bill is None else replace(entry, bill=bill))
+        if bill is None and entry.events:
+            event = entry.peak["event"]
+            bill = bill_at(snap, entry.device, event), event
+        billed.append(entry if bill is None else replace(entry, bill=bill[0], bill_event=bill[1]))
         where = f"{named_device(entry)}: " if len(entries) > 1 else ""
         for kind, why in not_looked_at(snap, entry.device, no_growth).items():
             unseen.setdefault(kind, why)
@@ -1027,7 +1049,7 @@ def _is_used(entry: DeviceOverview) -> bool:
 
 def _found_on(
     snap: Snapshot, entry: DeviceOverview, name: str, fragmented: tuple[Finding, ...]
-) -> tuple[list[Finding], Bill | None, str]:
+) -> tuple[list[Finding], _Billed, str]:
     """The findings on one device, the bill of its last failure, and why growth was not looked at
     ("" if it was); `name` is its file in follow-up commands."""
     timeline = snap.timeline(entry.device)
@@ -1043,6 +1065,14 @@ def _found_on(
         *late_gradients_finding(timeline),
     ]
     return found, bill, no_growth
+
+
+def _brief(finding: Finding) -> Finding:
+    """A finding as the text has it: what needs no action is said, and where it is."""
+    if finding.severity > Severity.INFO:
+        return finding
+    places = tuple(note for note in finding.evidence if note.place is not None)
+    return replace(finding, evidence=places, advice=())
 
 
 def _entries(findings: tuple[Finding, ...]) -> list[Block]:

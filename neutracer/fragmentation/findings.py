@@ -19,6 +19,7 @@ from neutracer.trace.events import cache_emptier, shown_device
 from neutracer.trace.flaws import end_is_known
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import NONE, Frame, grouped, place_of
+from neutracer.trace.steps import Step
 from neutracer.trace.timeline import Timeline, unused_share
 from neutracer.units import format_bytes, format_count, format_share
 from neutracer.whatif.advice import Replayed
@@ -379,20 +380,27 @@ def _shrinking(snap: Snapshot, timeline: Timeline) -> ShrinkingHoles | None:
     if len(steps) < _FEWEST or len(timeline) > _MOST_EVENTS or snap.partial is not None:
         return None
     stride = -(-len(steps) // _MOST_STEPS)
-    action, size = timeline.events.codes("action"), timeline.events.codes("size")
-    largest = []
-    for step in steps[len(steps) % stride :]:
-        made = [event for event in range(step.first, step.end) if action[event] == 0]
-        if made:
-            largest.append(max(made, key=lambda event: size[event]))
-    asked = largest[-_RECENT:]
+    size = timeline.events.codes("size")
+    asked = _largest_requests(timeline, steps[-_RECENT:])
     if not asked:
         return None
     request = sorted(size[event] for event in asked)[(len(asked) - 1) // 2]
     event = next(event for event in reversed(asked) if size[event] >= request)
     stream = timeline.events[event].stream
-    holes = [_room(snap, timeline, before, stream) for before in largest[::stride]]
+    sampled = _largest_requests(timeline, steps[len(steps) % stride :: stride])
+    holes = [_room(snap, timeline, before, stream) for before in sampled]
     return forecast_of(holes, request, stride, event)
+
+
+def _largest_requests(timeline: Timeline, steps: Iterable[Step]) -> list[int]:
+    """The event of the largest request of each step that has one."""
+    action, size = timeline.events.codes("action"), timeline.events.codes("size")
+    largest = []
+    for step in steps:
+        made = [event for event in range(step.first, step.end) if action[event] == 0]
+        if made:
+            largest.append(max(made, key=lambda event: size[event]))
+    return largest
 
 
 def _room(snap: Snapshot, timeline: Timeline, event: int, stream: int) -> int:

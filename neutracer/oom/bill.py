@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
-from neutracer.oom.case import Case
+from neutracer.oom.case import Case, Room
+from neutracer.oom.facts import Failure, OomFacts, budget_of, with_room
+from neutracer.oom.steps import Phase
 from neutracer.render.document import Cell, Figure, Place
 from neutracer.render.document import Table as TableBlock
 from neutracer.render.report import PlainRow
 from neutracer.trace.roles import CATEGORIES
+from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import UNKNOWN_PLACE
 from neutracer.trace.table import Column, Table
 from neutracer.trace.timeline import Timeline
@@ -28,6 +32,9 @@ _MOMENTS = 4
 # Stretches of a trace that shows no rounds, and the fewest allocations in each.
 _STRETCHES = 8
 _FEWEST_EVENTS = 2
+
+# Longer traces without steps are not searched for rounds, unless a request failed: it takes time.
+_MOST_SEARCHED = 100_000
 
 # Complete rounds without which nothing is said of what comes again in each.
 _FEWEST_ROUNDS = 3
@@ -82,7 +89,7 @@ class Bill(PlainRow):
         limit_bytes: What the process may have: the device, or its share of it; where neither is
             known, what it had and what the device had left. The sum of all terms.
         limit_is: "limit" (PyTorch's, of the process), "device", or "known part".
-        request_bytes: The request that is looked at.
+        request_bytes: The request that is looked at; 0: none.
         missing_bytes: What it lacks where all that is free were one piece; 0: nothing.
         rounds: How many ended before the moment and are compared; 0: too few, so that only what
             was there before the last of them is told from the rest.
@@ -128,7 +135,8 @@ class Bill(PlainRow):
         lines, told = self.lines, list(self.lines[:_SHOWN_LINES])
         if len(lines) > _SHOWN_LINES:
             told.append(_together(lines[_SHOWN_LINES:]))
-        others = [one for one in self.terms if one.bytes or one.term == "not reserved"]
+        asks = self.request_bytes > 0
+        others = [one for one in self.terms if one.bytes or (asks and one.term == "not reserved")]
         outside = [one for one in others if one.term in _OUTSIDE]
         inside = [one for one in others if one.term not in (*_OUTSIDE, "line")]
         rows = [self._cells(one) for one in (*outside, *told, *inside)]
@@ -145,6 +153,8 @@ class Bill(PlainRow):
 
     def _cells(self, one: BillTerm) -> tuple[Cell, ...]:
         what: Cell = _WORDS.get(one.term, one.term)
+        if not self.request_bytes:
+            what = _WITHOUT_REQUEST.get(one.term, what)
         if one.place is not None:
             # The place alone: functions are in the findings, and a row is one line.
             caller = "" if self.rounds else one.place.caller
@@ -159,13 +169,14 @@ class Bill(PlainRow):
 
     def _sum_text(self) -> str:
         names = {"limit": "the limit of the process", "device": "the device"}
-        return f"= {names.get(self.limit_is, 'what is known of the device')}"
+        known = "what is known of the device" if self.request_bytes else "all that was reserved"
+        return f"= {names.get(self.limit_is, known)}"
 
     def _notes(self) -> tuple[str, ...]:
         if not self.rounds:
             return ("Too few rounds ended before it to tell what piles up.",)
         if self.unit == "stretch":
-            return (f"The trace shows no rounds: it is cut into {self.rounds + 1} equal parts.",)
+            return (f"The trace shows no steps: it is cut into {self.rounds + 1} equal parts.",)
         return (f"Compared with the {format_count(self.rounds, self.unit)} before it.",)
 
 
@@ -202,6 +213,38 @@ _WORDS = {
     "free elsewhere": "free in other pools and streams",
     "not reserved": "not reserved yet",
 }
+
+
+# The same where no request is looked at.
+_WITHOUT_REQUEST = {"free": "free inside", "unknown": "unknown"}
+
+
+def bill_at(snap: Snapshot, device: int, event: int) -> Bill:
+    """The bill of a moment at which no request failed.
+
+    Args:
+        snap: The snapshot.
+        device: The device.
+        event: The event of its trace after which to look; -1 is before the first.
+
+    Example:
+        >>> import neutracer
+        >>> bill = bill_at(neutracer.load("tests/data/train_resnet_healthy.pickle.xz"), 0, 2500)
+        >>> bill.limit_is, bill.missing_bytes, bill.rounds
+        ('known part', 0, 0)
+    """
+    timeline, room = snap.timeline(device), snap.beside.rooms.get(device)
+    reserved = timeline.reserved[event] if event >= 0 else timeline.facts["start_bytes"][2]
+    left = None
+    if room is not None and room.other_bytes is not None:
+        # What others have is known of the moment of the snapshot alone.
+        left = max(room.total_bytes - room.other_bytes - reserved, 0)
+    facts = with_room(OomFacts(device_free_bytes=left), room)
+    question = Failure(None, None, 0, happened=False)
+    budget = budget_of(snap, device, question, reserved, facts, None)
+    layout = Room(snap, device, question, timeline.at(event), budget)
+    phase = Phase("unknown", "no request is looked at")
+    return bill_of(Case(snap, timeline, layout, facts, phase, UNKNOWN_PLACE, event, ()))
 
 
 def bill_of(case: Case) -> Bill:
@@ -247,16 +290,19 @@ def _rounds(case: Case) -> tuple[str, tuple[int, ...]]:
     """The unit, and the events at which rounds begin; none where they say nothing."""
     if case.timeline is None:
         return "round", ()
-    if case.rounds is not None:
+    is_question, has_steps = not case.failure.happened, bool(case.timeline.steps)
+    is_searched = has_steps or not is_question or len(case.timeline) <= _MOST_SEARCHED
+    if is_searched and case.rounds is not None:
         return case.rounds.unit, case.rounds.begins
-    if case.phase.name in ("forward", "backward", "optimizer"):
+    if case.phase.name in ("forward", "backward", "optimizer") or (is_question and has_steps):
         # A step that is the first fills up by nature: parts of it are no rounds.
         return "round", ()
-    made = case.timeline.events.find("action", "alloc")
-    made = [event for event in made if event <= case.at]
-    if len(made) < _STRETCHES * _FEWEST_EVENTS:
+    made = case.timeline.allocations.codes("alloc_event")
+    first, end = bisect_left(made, 0), bisect_right(made, case.at)
+    if end - first < _STRETCHES * _FEWEST_EVENTS:
         return "round", ()
-    return "stretch", tuple(made[part * len(made) // _STRETCHES] for part in range(_STRETCHES))
+    parts = (first + part * (end - first) // _STRETCHES for part in range(_STRETCHES))
+    return "stretch", tuple(made[row] for row in parts)
 
 
 def _spread(rounds: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -270,37 +316,89 @@ def _spread(rounds: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 class _Lines:
     """The lines of a timeline by number, which are looked up faster than places."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, moments: Iterable[int], names_passes: bool) -> None:
+        """Look at moments of a timeline.
+
+        Args:
+            moments: Events.
+            names_passes: Whether blocks without a stack are of the line whose backward pass, or
+                whose forward operation, made them; that is looked up by block.
+        """
         self._timeline = timeline
         self._of_stack: dict[int, int] = {}
         self._of_place: dict[Place, int] = {}
         self.places: list[Place] = []
+        self._held: dict[int, Counter[int]] = {}
+        self._counts: dict[int, Counter[int]] = {}
+        for event in sorted(set(moments)):
+            held, counts = Counter[int](), Counter[int]()
+            for stack, count, nbytes, _ in timeline.native.holders(event, 0):
+                held[self.of(stack)] += nbytes
+                counts[self.of(stack)] += count
+            self._held[event], self._counts[event] = held, counts
+        self._nameless = self._of_place.get(UNKNOWN_PLACE) if names_passes else None
+        if self._nameless is not None:
+            self._name_passes(self._nameless)
 
     def of(self, stack: int) -> int:
         """The number of a stack's line."""
         known = self._of_stack.get(stack)
         if known is None:
-            place = self._timeline.places[stack]
-            known = self._of_stack[stack] = self._of_place.setdefault(place, len(self.places))
-            if known == len(self.places):
-                self.places.append(place)
+            known = self._of_stack[stack] = self._number(self._timeline.places[stack])
         return known
 
-    def held(self, event: int) -> Counter[int]:
-        """By line, the bytes that it holds after an event."""
-        held: Counter[int] = Counter()
-        for stack, _, nbytes, _ in self._timeline.native.holders(event, 0):
-            held[self.of(stack)] += nbytes
-        return held
+    def of_row(self, row: int, stack: int) -> int:
+        """The number of the line of a row of the allocations."""
+        line = self.of(stack)
+        if line != self._nameless:
+            return line
+        return self._number(self._timeline.place_of_allocation(row))
 
-    def floors(self, begins: Sequence[int]) -> Iterator[Counter[int]]:
-        """By line, the least that it held in each complete round, by a few moments of it."""
-        for begin, end in _spread(list(pairwise(begins))):
-            within = (begin + part * (end - begin) // _MOMENTS for part in range(_MOMENTS))
-            first, *others = (self.held(event) for event in sorted({begin - 1, *within}))
-            for held in others:
-                first &= held
-            yield first
+    def _number(self, place: Place) -> int:
+        known = self._of_place.setdefault(place, len(self.places))
+        if known == len(self.places):
+            self.places.append(place)
+        return known
+
+    def _name_passes(self, nameless: int) -> None:
+        """Give the blocks of no line at the moments to the line of their pass."""
+        moments, rows = list(self._held), self._timeline.allocations
+        made, freed, sizes = map(rows.codes, ("alloc_event", "free_event", "size"))
+        stacks = {stack for stack, line in self._of_stack.items() if line == nameless}
+        found = rows.codes("stack")[: bisect_right(made, moments[-1])]
+        for row in [row for row, stack in enumerate(found) if stack in stacks]:
+            first, gone = bisect_left(moments, made[row]), freed[row]
+            alive = moments[first:] if gone == -1 else moments[first : bisect_left(moments, gone)]
+            line = self._number(self._timeline.place_of_allocation(row)) if alive else nameless
+            for event in alive if line != nameless else ():
+                self._held[event][line] += sizes[row]
+                self._held[event][nameless] -= sizes[row]
+                self._counts[event][line] += 1
+                self._counts[event][nameless] -= 1
+
+    def held(self, event: int) -> Counter[int]:
+        """By line, the bytes that it holds after one of the moments."""
+        return self._held[event]
+
+    def counts(self, event: int) -> Counter[int]:
+        """By line, the number of its blocks after one of the moments."""
+        return self._counts[event]
+
+    def floors(self, rounds: Iterable[Sequence[int]]) -> Iterator[Counter[int]]:
+        """By line, the least that it held in each round, by its moments."""
+        for moments in rounds:
+            floor = self._held[moments[0]].copy()
+            for event in moments[1:]:
+                floor &= self._held[event]
+            yield floor
+
+
+def _moments(begins: Sequence[int]) -> list[list[int]]:
+    """A few moments of each complete round."""
+    return [
+        sorted({begin - 1, *(begin + part * (end - begin) // _MOMENTS for part in range(_MOMENTS))})
+        for begin, end in _spread(list(pairwise(begins)))
+    ]
 
 
 def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
@@ -316,13 +414,15 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
             )
             for one in case.holdings
         ]
-    timeline, lines = case.timeline, _Lines(case.timeline)
-    floors = list(lines.floors(begins))[1 if len(begins) > _FEWEST_ROUNDS + 1 else 0 :]
-    before = lines.held(begins[-1] - 1) if begins else Counter[int]()
-    now, counts = Counter[int](), Counter[int]()
-    for stack, count, nbytes, _ in timeline.native.holders(case.at, 0):
-        now[lines.of(stack)] += nbytes
-        counts[lines.of(stack)] += count
+    rounds, last = _moments(begins), begins[-1] - 1 if begins else case.at
+    moments = (last, case.at, *(event for moments in rounds for event in moments))
+    lines = _Lines(case.timeline, moments, names_passes=not case.failure.happened)
+    floors = list(lines.floors(rounds))[1 if len(begins) > _FEWEST_ROUNDS + 1 else 0 :]
+    before = lines.held(last) if begins else Counter[int]()
+    now, counts = lines.held(case.at), lines.counts(case.at)
+    if now.total() > case.room.allocated:
+        # A pool that was set back to an earlier state has blocks over others.
+        now, counts = _in_layout(case, lines)
     categories, holders = _categories(case, lines), _holders(case)
     return [
         _split(
@@ -349,6 +449,18 @@ def _holders(case: Case) -> dict[str, str]:
     return dict(case.snap.beside.holders.get(case.room.device, {}))
 
 
+def _in_layout(case: Case, lines: _Lines) -> tuple[Counter[int], Counter[int]]:
+    """By line, the bytes and the number of its blocks in the layout, which has each byte once."""
+    now, counts = Counter[int](), Counter[int]()
+    blocks = case.room.blocks
+    columns = zip(blocks["state"], blocks.codes("size"), blocks.codes("stack"), strict=True)
+    for state, size, stack in columns:
+        if state == "active_allocated":
+            now[lines.of(stack)] += size
+            counts[lines.of(stack)] += 1
+    return now, counts
+
+
 def _split(term: BillTerm, floors: Sequence[int], before: int) -> BillTerm:
     """A line's bytes by its floors over the rounds before, or by what was there before."""
     size = term.bytes
@@ -370,7 +482,7 @@ def _categories(case: Case, lines: _Lines) -> dict[int, str]:
     stacks, sizes = rows.codes("stack"), rows.codes("size")
     held: dict[int, Counter[int]] = {}
     for row in case.live_rows:
-        held.setdefault(lines.of(stacks[row]), Counter())[codes[row]] += sizes[row]
+        held.setdefault(lines.of_row(row, stacks[row]), Counter())[codes[row]] += sizes[row]
     return {line: CATEGORIES[counts.most_common(1)[0][0]] for line, counts in held.items()}
 
 

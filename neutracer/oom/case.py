@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -503,13 +504,10 @@ class Case:
         """Rows of the trace's allocations that were in use at the event that is looked at."""
         if self.timeline is None:
             return ()
-        rows = self.timeline.allocations
-        columns = zip(rows.codes("alloc_event"), rows.codes("free_event"), strict=True)
-        return tuple(
-            row
-            for row, (made, freed) in enumerate(columns)
-            if made <= self.at and (freed == -1 or freed > self.at)
-        )
+        rows, at = self.timeline.allocations, self.at
+        # Rows are in order of allocation.
+        freed = rows.codes("free_event")[: bisect_right(rows.codes("alloc_event"), at)]
+        return tuple([row for row, event in enumerate(freed) if event == -1 or event > at])
 
     @cached_property
     def shows_most(self) -> bool:

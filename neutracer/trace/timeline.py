@@ -315,7 +315,8 @@ class Groups:
             self._forward_places[code] = known
         return known
 
-    def _place_of(self, row: int) -> Place:
+    def place_of(self, row: int) -> Place:
+        """The place of an allocation."""
         place = self._places[self._rows.codes("stack")[row]]
         if place is UNKNOWN_PLACE:
             return self._stackless(self._rows.codes("alloc_event")[row])
@@ -335,7 +336,7 @@ class Groups:
         return UNKNOWN_PLACE
 
     def _place(self, row: int) -> str:
-        return str(self._place_of(row))
+        return str(self.place_of(row))
 
     def _by_place(self, event: int) -> Iterator[tuple[Place, int, int, int]]:
         nameless, left = set(), [0, 0, 0]
@@ -777,6 +778,10 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         bytes first; for other parts of neutracer."""
         at = self._native.peak(0)[0] if event is None else self._event(event)
         return self._groups.held_by_place(at)
+
+    def place_of_allocation(self, row: int) -> Place:
+        """The place of a row of `allocations`, as `held_by_place` has it."""
+        return self._groups.place_of(row)
 
     def held_by_module(self, event: int) -> dict[str, int]:
         """Allocated bytes by module after an event, most first; empty without modules."""

@@ -91,7 +91,10 @@ class Replayed:
         end = self._first_failure()
         start = self._timeline.facts["start_bytes"][2]
         peaks = [max(run["reserved"][:end], default=start) for run in self._runs]
-        return peaks, max(self._timeline.reserved[:end], default=start)
+        recorded = self._timeline.reserved
+        if end == len(recorded):
+            return peaks, self._timeline.peak("reserved").bytes
+        return peaks, max(recorded[:end], default=start)
 
     @property
     def spared_at_peak(self) -> int | None:

@@ -13,11 +13,13 @@ from bundle import DATA
 from oom_snapshots import Recording, explained
 
 import neutracer
-from neutracer.oom.bill import Bill, BillTerm, _split, asked_lines
+from neutracer.oom.bill import Bill, BillTerm, _split, asked_lines, bill_at
 from neutracer.oom.facts import OomFacts
 from neutracer.render.document import Place
+from neutracer.trace.beside import DeviceRoom
 
 MiB = 1 << 20
+INSIDE = ("line", "waiting", "free", "free elsewhere")
 FAILED = sorted((DATA / "oom").glob("*.pickle.xz"))
 
 
@@ -31,10 +33,7 @@ def test_terms_add_up_to_the_limit(path: Path, capacity: str | None) -> None:
     for one in why.bill.lines:
         assert one.stands + one.piled_up + one.this_round == one.bytes
     assert sum(one.bytes for one in why.bill.lines) == why.allocated_bytes
-    inside = [
-        one.bytes for one in terms if one.term in ("line", "waiting", "free", "free elsewhere")
-    ]
-    assert sum(inside) == why.reserved_bytes
+    assert sum(one.bytes for one in terms if one.term in INSIDE) == why.reserved_bytes
 
 
 LINE = BillTerm(term="line", bytes=100)
@@ -232,3 +231,56 @@ def test_without_a_history_all_is_of_this_round() -> None:
     assert bill.rounds == 0
     assert all(one.this_round == one.bytes for one in bill.lines)
     assert sum(one.bytes for one in bill.terms) == bill.limit_bytes
+
+
+RECORDED = sorted({*DATA.rglob("*.pickle.xz"), *DATA.rglob("*.snapshot.xz")})
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
+def test_bill_at_the_peak_adds_up_to_what_was_reserved(path: Path) -> None:
+    snap = neutracer.load(path)
+    for device in snap.devices:
+        timeline = snap.timeline(device)
+        peak = timeline.peak("allocated")
+        if not len(timeline):
+            continue
+        bill = bill_at(snap, device, peak.event)
+        lines = bill.lines
+        assert sum(one.bytes for one in bill.terms) == bill.limit_bytes
+        inside = sum(one.bytes for one in bill.terms if one.term in INSIDE)
+        assert inside == timeline.reserved[peak.event]
+        if sum(one.bytes for one in lines) == peak.bytes:
+            held = {str(place): n for place, n, _, _ in timeline.held_by_place(peak.event) if n}
+            assert {str(one.place): one.bytes for one in lines} == held
+        else:
+            # It set a pool back while blocks were in it.
+            assert path.name == "129-8.snapshot.xz"
+        for one in lines:
+            assert one.stands + one.piled_up + one.this_round == one.bytes
+            assert min(one.stands, one.piled_up, one.this_round) >= 0
+
+
+def test_bill_at_a_moment_says_what_the_device_had_left() -> None:
+    snap = neutracer.load(DATA / "train_resnet_healthy.pickle.xz")
+    room = DeviceRoom(80 << 30, 0.5, 1 << 30)
+    snap.beside = replace(snap.beside, rooms={0: room})
+    timeline = snap.timeline()
+    peak = timeline.peak().event
+    bill = bill_at(snap, 0, peak)
+    terms = {one.term: one.bytes for one in bill.terms}
+    assert (bill.limit_is, bill.limit_bytes) == ("limit", 40 << 30)
+    assert terms["not reserved"] == (40 << 30) - timeline.reserved[peak]
+    assert "not PyTorch's" not in terms
+    snap.beside = replace(snap.beside, rooms={0: replace(room, fraction=1.0)})
+    bill = bill_at(snap, 0, peak)
+    assert (bill.limit_is, bill.limit_bytes) == ("device", 80 << 30)
+    assert bill.terms[0].term == "not PyTorch's"
+    assert bill.terms[0].bytes == 1 << 30
+
+
+def test_first_step_piles_nothing_up() -> None:
+    # Before the second step has ended, parts of the first are no rounds.
+    snap = neutracer.load(DATA / "train_resnet_healthy.pickle.xz")
+    bill = bill_at(snap, 0, snap.timeline().steps[0].end - 1)
+    assert bill.rounds == 0
+    assert not any(one.piled_up for one in bill.lines)

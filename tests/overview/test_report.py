@@ -201,3 +201,33 @@ def test_device_whose_figures_are_beside_the_file_was_looked_at() -> None:
     snap = neutracer.load(DATA / "train_resnet_healthy.pickle.xz")
     snap.beside = replace(snap.beside, rooms={0: DeviceRoom(80 << 30, 1.0, 1 << 30)})
     assert "non_torch" not in overview(snap).not_looked_at
+
+
+def test_healthy_file_has_the_bill_at_its_peak() -> None:
+    report = of_file("train_resnet_healthy")
+    (device,) = report.devices
+    plain = report.to_dict()["devices"][0]
+    assert plain["bill_event"] == plain["peak"]["event"] == device.peak["event"]
+    inside = sum(one["bytes"] for one in plain["bill"]["terms"])
+    assert inside == plain["peak"]["reserved_bytes"]
+    assert not device.bills_failure
+    assert "The bill at the peak of allocated" in str(report)
+    assert "Who holds" not in str(report)
+
+
+def test_bill_of_a_failed_file_is_that_of_the_failure() -> None:
+    report = of_file("frag_default")
+    (device,) = report.devices
+    why = neutracer.explain(DATA / "frag_default.pickle.xz")
+    assert device.bills_failure
+    assert (device.bill, device.bill_event) == (why.bill, why.event)
+    assert "at the peak of allocated" not in str(report)
+
+
+def test_findings_that_need_no_action_are_short() -> None:
+    report = of_file("train_resnet_healthy")
+    info = [one for one in report.findings if one.severity == "info" and one.advice]
+    assert info
+    for one in info:
+        assert one.message in str(report)
+        assert not any(note.text in str(report) for note in one.advice)

@@ -52,7 +52,7 @@ def test_command_shows_it_below_the_report(capsys: pytest.CaptureFixture[str]) -
     file = str(DATA / "frag_default.pickle")
     assert main(["report", "--tree", file]) == 0
     text = capsys.readouterr().out
-    assert text.index("Who holds the peak") < text.index("Peak by caller")
+    assert text.index("The bill") < text.index("Peak by caller")
     assert "│ frag (train.py:155)" in text
     assert main(["report", "--tree", "--json", file]) == 0
     plain = json.loads(capsys.readouterr().out)
