@@ -125,9 +125,9 @@ def _format(name: str) -> str:
 
 def _other_formats() -> list[str]:
     """The endings of what matplotlib writes beside the usual ones."""
-    from matplotlib.figure import Figure
+    from neutracer.picture.figure import Picture
 
-    return sorted(set(Figure().canvas.get_supported_filetypes()).difference(_USUAL))
+    return sorted(set(Picture().canvas.get_supported_filetypes()).difference(_USUAL))
 
 
 def save_picture(
@@ -147,19 +147,18 @@ def save_picture(
 
     Raises:
         OSError: It can't be written.
-        UnavailableError: matplotlib writes this format with a program that is not here.
     """
+    from neutracer.picture.figure import without_tex
+
     palette = palette_of(dark)
+    draw = without_tex(draw)
     figure = draw(palette)
     if dark is None and palette is LIGHT:
         figure.follow_theme(lambda: draw(DARK))
     if target is None:
         return figure
     drawn, ending = io.BytesIO(), _format(target) if isinstance(target, str) else "png"
-    try:
-        figure.savefig(drawn, format=ending)
-    except RuntimeError as error:
-        raise UnavailableError(f"what matplotlib writes .{ending} with", str(error)) from None
+    figure.savefig(drawn, format=ending)
     if isinstance(target, str):
         with atomic_file(target) as file:
             file.write(drawn.getvalue())

@@ -8,9 +8,10 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
@@ -22,6 +23,9 @@ from neutracer.arguments import path_name
 from neutracer.render.document import Palette
 from neutracer.render.html import MOST_INLINE, theme_rules
 from neutracer.saving import atomic_file
+
+# Names of a file are in the texts, and TeX would run them as a program.
+_WITHOUT_TEX = {"text.usetex": False}
 
 # In a light theme the first of two pictures is shown, in a dark one the second. Where a page has
 # rules for pictures these are stronger; where it drops all of these, the second has no size.
@@ -50,15 +54,37 @@ _TIME_UNITS = (
 )
 
 
+def without_tex(draw: Callable[[Palette], Any]) -> Callable[[Palette], Any]:
+    """A function that draws as this one does, whatever the user's `text.usetex` is."""
+
+    def drawn(palette: Palette) -> Any:
+        with rc_context(_WITHOUT_TEX):
+            return draw(palette)
+
+    return drawn
+
+
+class _Canvas(FigureCanvasAgg):  # type: ignore[misc]
+    """A canvas that writes no file which is a program in TeX."""
+
+    filetypes: ClassVar[dict[str, str]] = {
+        name: what for name, what in FigureCanvasAgg.filetypes.items() if name != "pgf"
+    }
+
+    def print_pgf(self, *unused: Any, **options: Any) -> None:
+        """Refused: the names would be part of the program."""
+        raise ValueError("a picture can't be .pgf: names of the file would be run as TeX")
+
+
 class Picture(Figure):  # type: ignore[misc]
     """A figure that shows itself in a notebook, without pyplot and its list of figures.
 
-    A character of a name that no font in force has is drawn as its escape.
+    A character of a name that no font in force has is drawn as its escape. No text is set by TeX.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        FigureCanvasAgg(self)
+        _Canvas(self)
         self._dark: Callable[[], Picture] | None = None
         self._is_drawn = 0
 
@@ -82,7 +108,9 @@ class Picture(Figure):  # type: ignore[misc]
     def _drawing(self) -> Iterator[None]:
         self._is_drawn += 1
         try:
-            yield
+            # Ticks are made where they are drawn.
+            with rc_context(_WITHOUT_TEX):
+                yield
         finally:
             self._is_drawn -= 1
 

@@ -17,7 +17,12 @@ pytest.importorskip("matplotlib", reason="needs matplotlib, the extra `plot`")
 np = pytest.importorskip("numpy")
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow, which matplotlib brings")
 
+import matplotlib  # noqa: E402
+from matplotlib.colors import to_hex  # noqa: E402
+from matplotlib.texmanager import TexManager  # noqa: E402
+
 from neutracer.cli.main import main  # noqa: E402
+from neutracer.errors import UnavailableError  # noqa: E402
 from neutracer.picture import extra  # noqa: E402
 from neutracer.picture.curves import (  # noqa: E402
     stacked_bands,
@@ -27,6 +32,8 @@ from neutracer.picture.scene import (  # noqa: E402
     Request,
     Scene,
 )
+from neutracer.render.document import DARK, LIGHT  # noqa: E402
+from neutracer.trace.roles import CATEGORIES  # noqa: E402
 
 FRAG = str(Path(__file__).parents[1] / "data" / "frag_default.pickle")
 
@@ -73,6 +80,53 @@ def test_timeline_plot_takes_categories():
     assert {"activation", "parameter", "optimizer state"} <= set(names)
     with pytest.raises(ValueError, match="'line', 'stack' or 'category'"):
         neutracer.plot_timeline(snap, by="mood")
+
+
+def test_categories_have_the_colours_of_the_page():
+    snap = bundle.snapshot("train_resnet_healthy")
+    for dark, palette in ((False, LIGHT), (True, DARK)):
+        axes = neutracer.plot_timeline(snap, by="category", dark=dark).axes[0]
+        shown = zip(*axes.get_legend_handles_labels(), strict=True)
+        fills = {
+            name: to_hex(one.get_facecolor()[0])
+            for one, name in shown
+            if hasattr(one, "get_facecolor")
+        }
+        for place, category in enumerate(CATEGORIES[1:]):
+            name = category.replace("_", " ")
+            assert fills.get(name, palette.hues[place]) == palette.hues[place]
+        assert len(set(fills.values())) == len(fills) > 3
+
+
+def named(text):
+    """A snapshot in which everything has this name."""
+    plain = one_program()
+    plain["device_traces"][0][-1] |= {"action": "oom", "device_free": 0}
+    for event in plain["device_traces"][0]:
+        event["frames"] = [{"name": text, "filename": text, "line": 3}]
+    return neutracer.load(pickle.dumps(plain))
+
+
+@pytest.mark.parametrize(
+    "draw", [neutracer.mdtp, neutracer.plot_timeline, neutracer.plot_fragmentation]
+)
+def test_names_never_reach_tex(draw, tmp_path, monkeypatch):
+    def refused(*unused):
+        raise AssertionError("TeX was asked")
+
+    monkeypatch.setattr(TexManager, "make_tex", refused)
+    monkeypatch.setattr(TexManager, "make_dvi", refused)
+    snap = named(r"\input{/etc/passwd}\write18{id} $x$")
+    with matplotlib.rc_context({"text.usetex": True}):
+        figure = draw(snap, title=r"\write18{id}", output=tmp_path / "picture.pdf")
+        figure.savefig(io.BytesIO(), format="svg")
+        figure.canvas.draw()
+        assert figure._repr_html_()
+        with pytest.raises(ValueError, match="run as TeX"):
+            figure.savefig(tmp_path / "picture.pgf")
+        with pytest.raises(ValueError, match=r"ends in \.png"):
+            draw(snap, output=tmp_path / "picture.pgf")
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.pdf"]
 
 
 def test_shares_are_those_of_report():
@@ -123,17 +177,6 @@ def changed_times(*times):
 
 def facts_of(figure):
     return figure.texts[1].get_text()
-
-
-def test_format_without_its_program_is_told(tmp_path, monkeypatch):
-    def savefig(*arguments, **options):
-        raise RuntimeError("'xelatex' not found; install it")
-
-    monkeypatch.setattr("neutracer.picture.figure.Picture.savefig", savefig, raising=False)
-    path = tmp_path / "x.pgf"
-    with pytest.raises(neutracer.UnavailableError, match=r"\.pgf .* not found; install it"):
-        neutracer.plot_timeline(bundle.snapshot("foreign_memory"), output=path)
-    assert not path.exists()
 
 
 def test_moments_without_width_are_seen():
@@ -250,7 +293,7 @@ def test_what_keeps_matplotlib_from_being_imported_is_told(monkeypatch):
         raise ImportError("a page of advice") from ImportError("libblas.so: no room\nfor it")
 
     monkeypatch.setattr(extra.importlib, "import_module", fails)
-    with pytest.raises(neutracer.UnavailableError) as raised:
+    with pytest.raises(UnavailableError) as raised:
         extra.require_matplotlib()
     assert raised.value.install.startswith("it is installed, and can't be imported: libblas.so")
     assert "\n" not in str(raised.value)
@@ -261,7 +304,7 @@ def test_matplotlib_that_is_not_there_is_to_be_installed(monkeypatch):
         raise ModuleNotFoundError("No module named 'matplotlib'")
 
     monkeypatch.setattr(extra.importlib, "import_module", fails)
-    with pytest.raises(neutracer.UnavailableError) as raised:
+    with pytest.raises(UnavailableError) as raised:
         extra.require_matplotlib()
     assert "pip install 'matplotlib>=3.7'" in raised.value.install
 
