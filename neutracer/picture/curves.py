@@ -245,7 +245,7 @@ def draw_stacked(scene: Scene, by: str, top: int, palette: Palette) -> Any:
     for number, (name, values) in enumerate(bands):
         high = low + np.append(values, values[-1:])
         # Columns are wider than pixels, so that without blurred edges none of them is lost.
-        colour = _colour(name, number, palette)
+        colour = _colour(by, name, number, palette)
         style = {"step": "post", "color": colour, "linewidth": 0, "antialiased": False}
         label = name.replace("_", " ") if by == "category" else name
         axes.fill_between(edges, low, high, label=label, **style)
@@ -273,11 +273,15 @@ def draw_stacked(scene: Scene, by: str, top: int, palette: Palette) -> Any:
     return figure
 
 
-def _colour(name: str, number: int, palette: Palette) -> str:
-    """The colour of a band: greys for what has no name."""
+def _colour(by: str, name: str, number: int, palette: Palette) -> str:
+    """The colour of a band: greys for what has no name, and a category's own as on the page."""
     if name == _OTHERS:
         return mixed(palette.line, palette.grey)
-    return palette.grey if name == _UNKNOWN else palette.groups[number % len(palette.groups)]
+    if name == _UNKNOWN:
+        return palette.grey
+    if by == "category":
+        return palette.hues[CATEGORIES.index(name) - 1]
+    return palette.groups[number % len(palette.groups)]
 
 
 def _legend(axes: Any, palette: Palette) -> None:

@@ -28,8 +28,9 @@ from neutracer.trace.timeline import Layout
 # ---- Colours -----------------------------------------------------------------------------
 
 # Blocks are blue, darker if larger; holes are sand; unreserved addresses are blank. A pixel
-# with both mixes them by area, within these bounds of blue, so that thin ones stay visible.
-_LEAST_BLUE = 0.75
+# with both mixes them by area, between these shares of blue, so that thin ones stay visible.
+# The page has the same shares (strip.js).
+_LEAST_BLUE = 0.45
 _MOST_BLUE = 0.88
 
 # Smaller blocks than this share one colour: most of them are thinner than a pixel.
@@ -58,7 +59,7 @@ def pixel_colours(planes: Planes, scale: Any, palette: Palette) -> Any:
     share = np.divide(
         planes.used, planes.reserved, out=np.zeros_like(planes.used), where=planes.reserved > 0
     )
-    share = np.clip(share, _LEAST_BLUE, _MOST_BLUE)
+    share = _LEAST_BLUE + (_MOST_BLUE - _LEAST_BLUE) * np.clip(share, 0.0, 1.0)
     share = np.where(blocks, np.where(holes, share, 1.0), 0.0)[..., None]
     blue = blues(palette)(scale(np.maximum(planes.largest, 1).astype(np.float64)))
     sand = np.array([*to_rgb(palette.sand), 1.0])
@@ -558,17 +559,16 @@ def _ends_early(panel: _Panel) -> bool:
 
 def _key_lines(panels: list[_Panel]) -> list[str]:
     words = [
-        "blue: blocks",
-        "sand: reserved, not allocated",
-        "blank: not reserved",
-        "darker blue above: allocated for a part of the pixel",
+        "Blocks are blue, the more so the fuller the pixel; sand is reserved but not allocated, "
+        "blank is not reserved.",
+        "Above, the darker blue reaches up to the most that was allocated within a pixel's time.",
     ]
     if any(has_gaps(panel.scene) for panel in panels):
-        words.append("slanted strokes: addresses left out, never reserved")
+        words.append("Slanted strokes mark addresses left out, which were never reserved.")
     if any(_ends_early(panel) for panel in panels):
-        words.append("dotted: the last event")
+        words.append("The dotted line is the last event.")
     room = int(panels[0].width / _CHARACTER)
-    return textwrap.wrap(" · ".join(words), room)
+    return textwrap.wrap(" ".join(words), room)
 
 
 def _note_lines(panel: _Panel) -> list[str]:

@@ -324,6 +324,15 @@ def test_thin_things_show_in_their_pixel():
     assert nothing[3] == 0
 
 
+def test_pixels_are_the_bluer_the_fuller_they_are():
+    used = np.array([[0.02, 0.06, 0.5, 0.9]])
+    seen = np.full((1, 4), 7, np.uint8)
+    planes = Planes(np.full((1, 4), 4096, np.uint64), used, np.ones((1, 4)), seen)
+    reds = pixel_colours(planes, block_scale(4096), LIGHT)[0, :, 0].astype(int)
+    assert reds.tolist() == sorted(set(reds.tolist()), reverse=True)
+    assert reds[1] - reds[2] > 30
+
+
 def test_streams_have_a_colour_strip():
     figure = neutracer.mdtp(bundle.snapshot("multi_stream"))
     (strip,) = axes_of(figure, "streams and pools")
