@@ -48,7 +48,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.oom.facts import OomFacts
     from neutracer.oom.watch import oom_report, watch_oom
     from neutracer.overview import report
-    from neutracer.picture.plots import mdtp, plot_fragmentation, plot_timeline
+    from neutracer.picture.plots import mdtp, plot_bill, plot_fragmentation, plot_timeline
     from neutracer.picture.view import view
     from neutracer.rank.plot import debug_server_page, plot_ranks
     from neutracer.rank.report import ranks
@@ -105,6 +105,7 @@ __all__ = [
     "notebook_holders",
     "oom_report",
     "phase",
+    "plot_bill",
     "plot_fragmentation",
     "plot_ranks",
     "plot_timeline",
@@ -159,7 +160,7 @@ _MODULES = {
     "neutracer.heap.cycles": ("TensorCycle",),
     "neutracer.heap.graph": ("ObjectGraph",),
     "neutracer.notebook": ("load_ipython_extension", "unload_ipython_extension"),
-    "neutracer.picture.plots": ("mdtp", "plot_fragmentation", "plot_timeline"),
+    "neutracer.picture.plots": ("mdtp", "plot_bill", "plot_fragmentation", "plot_timeline"),
     "neutracer.picture.view": ("view",),
     "neutracer.rank.plot": ("debug_server_page", "plot_ranks"),
     "neutracer.heap.watch": ("warn_tensor_cycles",),

@@ -122,6 +122,10 @@ def fragmentation() -> None:
     save_figure("fragmentation", neutracer.plot_fragmentation, DATA / "frag_default.pickle")
 
 
+def bill() -> None:
+    save_figure("bill", neutracer.plot_bill, DATA / "oom" / "hook_that_keeps_activations.pickle.xz")
+
+
 def object_graph() -> None:
     """A circle of references around a tensor, and the reference to cut."""
     import torch
@@ -194,6 +198,7 @@ ALL = (
     sawtooth,
     leak,
     fragmentation,
+    bill,
     object_graph,
     page,
 )

@@ -14,13 +14,14 @@ from neutracer.cli.parts import (
     add_window,
     complain,
     complain_of,
+    device_size,
     refused,
     say_written,
     window_of,
     without_history_warning,
 )
 from neutracer.errors import NeutracerError, SettingsError
-from neutracer.picture.extra import picture_file
+from neutracer.picture.extra import picture_file, source_name
 from neutracer.trace.snapshot import load
 
 _EXAMPLE = """example:
@@ -30,13 +31,20 @@ _EXAMPLE = """example:
   neutracer plot snapshot.pickle --what timeline                  # memory by holder, over time
   neutracer plot snapshot.pickle --what timeline --by category --seconds 0.05:0.07
   neutracer plot snapshot.pickle --what fragmentation --event 2048
+  neutracer plot snapshot.pickle --what bill                      # every byte at a failure
   neutracer plot neutracer-run --what ranks -o job.png            # rank x time
 """
 
-_KINDS = ("mdtp", "timeline", "fragmentation", "ranks")
+_KINDS = ("mdtp", "timeline", "fragmentation", "bill", "ranks")
 
 # Options of one kind of picture.
-_OWN = {"by": "timeline", "event": "fragmentation", "addresses": "mdtp", "set": "mdtp"}
+_OWN = {
+    "by": "timeline",
+    "event": "fragmentation or bill",
+    "addresses": "mdtp",
+    "set": "mdtp",
+    "capacity": "bill",
+}
 
 
 def add_plot(commands: Any, summary: str) -> None:
@@ -55,7 +63,7 @@ def add_plot(commands: Any, summary: str) -> None:
         "--what",
         choices=_KINDS,
         default="mdtp",
-        help="the picture: mdtp (default), timeline, fragmentation or ranks",
+        help="the picture: mdtp (default), timeline, fragmentation, bill or ranks",
     )
     plot.add_argument(
         "-o",
@@ -72,7 +80,13 @@ def add_plot(commands: Any, summary: str) -> None:
         help="timeline: one band per place, line, stack or category (default: place)",
     )
     plot.add_argument(
-        "--event", type=int, metavar="N", help="fragmentation: the segments after this event"
+        "--event",
+        type=int,
+        metavar="N",
+        help="fragmentation: the segments after this event; bill: the failure at this event",
+    )
+    plot.add_argument(
+        "--capacity", metavar="SIZE", help='bill: the memory of the device, like "24GiB"'
     )
     plot.add_argument(
         "--addresses",
@@ -114,7 +128,7 @@ def _plot(options: argparse.Namespace) -> int:
 def _misuse(options: argparse.Namespace) -> str:
     """The error message for options that don't go together, or "" if they do."""
     for name, what in _OWN.items():
-        if getattr(options, name) is not None and options.what != what:
+        if getattr(options, name) is not None and options.what not in what.split(" or "):
             return f"--{name} is for --what {what}"
     if options.what == "ranks":
         is_part = bool(window_of(options))
@@ -136,9 +150,17 @@ def _draw(options: argparse.Namespace, output: str) -> None:
 
         plot_ranks(options.files, **look)
         return
-    look |= {"device": options.device, "x": options.x}
     window = window_of(options)
     files = [load(file, **window) for file in options.files] if window else options.files
+    if options.what == "bill":
+        from neutracer.oom.explain import explain
+        from neutracer.picture.plots import plot_bill
+
+        capacity = device_size(options.capacity)
+        why = explain(files[0], capacity, device=options.device, event=options.event)
+        plot_bill(why, title=source_name(files[0]), **look)
+        return
+    look |= {"device": options.device, "x": options.x}
     if options.what == "mdtp":
         from neutracer.picture.plots import mdtp
 

@@ -80,6 +80,11 @@ class BillTerm(PlainRow):
     piled_up: int = 0
     this_round: int = 0
 
+    @property
+    def words(self) -> str:
+        """The term as a reader sees it; of a line, its place."""
+        return _WORDS.get(self.term, self.term) if self.place is None else str(self.place)
+
 
 @dataclass(frozen=True)
 class Bill(PlainRow):
@@ -130,8 +135,8 @@ class Bill(PlainRow):
         order = ("term", "bytes", "place", "holder", *parts)
         return Table("term", {name: columns[name] for name in order}, len(terms))
 
-    def block(self) -> TableBlock:
-        """The bill as a table of a page, ten rows or so."""
+    def shown_terms(self) -> tuple[BillTerm, ...]:
+        """The terms that are not empty, with small lines as one; each has `BillTerm.words`."""
         lines, told = self.lines, list(self.lines[:_SHOWN_LINES])
         if len(lines) > _SHOWN_LINES:
             told.append(_together(lines[_SHOWN_LINES:]))
@@ -139,20 +144,27 @@ class Bill(PlainRow):
         others = [one for one in self.terms if one.bytes or (asks and one.term == "not reserved")]
         outside = [one for one in others if one.term in _OUTSIDE]
         inside = [one for one in others if one.term not in (*_OUTSIDE, "line")]
-        rows = [self._cells(one) for one in (*outside, *told, *inside)]
+        return (*outside, *told, *inside)
+
+    def block(self) -> TableBlock:
+        """The bill as a table of a page, ten rows or so."""
+        rows = [self._cells(one) for one in self.shown_terms()]
         heads: tuple[str, ...] = ("", "", "as what")
         if self.rounds:
-            heads = ("", "", "stands", "piled up", f"this {self.unit}")
+            heads = ("", "", *self.parts())
         empty = ("",) * (len(heads) - 2)
-        rows.append((Figure.bytes(self.limit_bytes), self._sum_text(), *empty))
+        rows.append((Figure.bytes(self.limit_bytes), f"= {self.limit_text()}", *empty))
         if self.missing_bytes:
-            asked = f"missing for the request of {format_bytes(self.request_bytes)}"
-            rows.append((Figure.bytes(self.missing_bytes), asked, *empty))
-        notes = (*self._notes(), *_held_by(self.lines[:_SHOWN_LINES]))
+            rows.append((Figure.bytes(self.missing_bytes), self.missing_text(), *empty))
+        notes = (*self.notes(), *_held_by(self.lines[:_SHOWN_LINES]))
         return TableBlock("The bill", tuple(rows), heads, notes)
 
+    def parts(self) -> tuple[str, str, str]:
+        """What a line's bytes are split into, in words."""
+        return ("stands", "piled up", f"this {self.unit}")
+
     def _cells(self, one: BillTerm) -> tuple[Cell, ...]:
-        what: Cell = _WORDS.get(one.term, one.term)
+        what: Cell = one.words
         if not self.request_bytes:
             what = _WITHOUT_REQUEST.get(one.term, what)
         if one.place is not None:
@@ -167,12 +179,18 @@ class Bill(PlainRow):
         split = tuple(Figure.bytes(part) if part > least else "" for part in parts)
         return (Figure.bytes(one.bytes), what, *split)
 
-    def _sum_text(self) -> str:
+    def limit_text(self) -> str:
+        """What the limit is, in words."""
         names = {"limit": "the limit of the process", "device": "the device"}
         known = "what is known of the device" if self.request_bytes else "all that was reserved"
-        return f"= {names.get(self.limit_is, known)}"
+        return names.get(self.limit_is, known)
 
-    def _notes(self) -> tuple[str, ...]:
+    def missing_text(self) -> str:
+        """What the missing bytes are, in words."""
+        return f"missing for the request of {format_bytes(self.request_bytes)}"
+
+    def notes(self) -> tuple[str, ...]:
+        """What the lines are compared with."""
         if not self.rounds:
             return ("Too few rounds ended before it to tell what piles up.",)
         if self.unit == "stretch":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mdtp`, `plot_timeline` and `plot_fragmentation`; matplotlib is imported when they draw."""
+"""`mdtp` and the plots of a snapshot; matplotlib is imported when they draw."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from neutracer.arguments import text, whole_number
+from neutracer.oom.explain import ExplainReport, explain
 from neutracer.picture.extra import marked, opened, picture_file, save_picture, source_name
 from neutracer.render.document import Palette
 from neutracer.trace.snapshot import Snapshot, settings_words
@@ -267,3 +268,44 @@ def plot_fragmentation(
     scene = Scene(snap, Request(device, x), marked(name, snap))
     draw = partial(draw_fragmentation, scene, event)
     return cast("Figure", save_picture(draw, target, dark))
+
+
+def plot_bill(
+    why: ExplainReport | Snapshot | SnapshotSource,
+    *,
+    title: str | None = None,
+    dark: bool | None = None,
+    output: str | os.PathLike[str] | BinaryIO | None = None,
+) -> Figure:
+    """Draw where every byte of the limit was when a request failed, as a waterfall.
+
+    From the top down each bar begins where the last one ends: other processes, what is not
+    PyTorch's, the lines that hold memory, and what is free. The request lies below what is free,
+    and what it lacks past the limit, in red. Lines are split by the rounds before: what stands,
+    what piled up, and what came in this round.
+
+    Args:
+        why: The result of `explain`, or its argument.
+        title: The title; None is the file's name.
+        dark: For a dark page; None follows the style of matplotlib that is in force.
+        output: A file to write as well: .png, .svg, .pdf or what else matplotlib writes by
+            its name; a binary file gets a PNG.
+
+    Raises:
+        UnavailableError: matplotlib is not installed.
+        SnapshotError: The file can't be read.
+        OSError: A file can't be read or written.
+        ValueError: `output` ends in no format of matplotlib's; or no request failed.
+
+    Example:
+        >>> import neutracer
+        >>> figure = neutracer.plot_bill("tests/data/frag_default.pickle")
+        >>> [words.get_text() for words in figure.axes[0].texts][:4]
+        ['the limit of the process', '2,048 MiB', 'frag train.py:155', '406 MiB']
+    """
+    target = picture_file(output, why)
+    from neutracer.picture.bill import draw_bill
+
+    named = source_name(why) or "Out of memory" if title is None else text("title", title)
+    report = why if isinstance(why, ExplainReport) else explain(why)
+    return cast("Figure", save_picture(partial(draw_bill, report, named), target, dark))

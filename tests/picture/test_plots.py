@@ -3,6 +3,7 @@
 
 import base64
 import io
+import itertools
 import pickle
 import re
 from pathlib import Path
@@ -34,6 +35,7 @@ from neutracer.picture.scene import (  # noqa: E402
 )
 from neutracer.render.document import DARK, LIGHT  # noqa: E402
 from neutracer.trace.roles import CATEGORIES  # noqa: E402
+from neutracer.units import format_bytes  # noqa: E402
 
 FRAG = str(Path(__file__).parents[1] / "data" / "frag_default.pickle")
 
@@ -98,12 +100,12 @@ def test_categories_have_the_colours_of_the_page():
         assert len(set(fills.values())) == len(fills) > 3
 
 
-def named(text):
-    """A snapshot in which everything has this name."""
+def named(text, file=""):
+    """A snapshot in which every function has this name, and every file where it is given none."""
     plain = one_program()
     plain["device_traces"][0][-1] |= {"action": "oom", "device_free": 0}
     for event in plain["device_traces"][0]:
-        event["frames"] = [{"name": text, "filename": text, "line": 3}]
+        event["frames"] = [{"name": text, "filename": file or text, "line": 3}]
     return neutracer.load(pickle.dumps(plain))
 
 
@@ -248,7 +250,7 @@ def test_severity_drawn_is_that_of_the_report(name, told):
     assert words == ([told] if told else [])
 
 
-@pytest.mark.parametrize("kind", ["mdtp", "timeline", "fragmentation", "ranks"])
+@pytest.mark.parametrize("kind", ["mdtp", "timeline", "fragmentation", "bill", "ranks"])
 def test_command_draws_each_kind(kind, tmp_path, capsys, monkeypatch, snapshot_path):
     file = str(snapshot_path("frag_default"))
     monkeypatch.chdir(tmp_path)
@@ -333,3 +335,55 @@ def test_title_of_a_snapshot_is_its_file():
     assert "frag_default" in [text.get_text() for text in figure.texts]
     assert ">frag_default.pickle<" in neutracer.load(FRAG)._repr_html_()
     assert neutracer.view(neutracer.load(FRAG)).title == "frag_default.pickle"
+
+
+# ---- Bill ----
+
+
+def bars_of(figure):
+    """The waterfall's rows from the top down: name, figure, first byte and last."""
+    (axes,) = figure.axes
+    words = [one.get_text() for one in axes.texts]
+    spans = {}
+    for bar in axes.patches:
+        x0, x1 = bar.get_x(), bar.get_x() + bar.get_width()
+        row = round(bar.get_y() + bar.get_height() / 2)
+        low, high = spans.get(row, (x0, x1))
+        spans[row] = (min(low, x0), max(high, x1))
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return [(*pair, *map(int, spans.get(row, (0, 0)))) for row, pair in enumerate(pairs)]
+
+
+@pytest.mark.parametrize("name", ["adam_above_the_cap", "frag_default"])
+def test_bill_falls_from_the_limit_to_what_is_missing(name):
+    folder = bundle.DATA / ("oom" if name == "adam_above_the_cap" else "")
+    why = neutracer.explain(folder / f"{name}.pickle.xz")
+    bill = why.bill
+    (_, _, first, limit), *bars = bars_of(neutracer.plot_bill(why))
+    assert (first, limit) == (0, bill.limit_bytes)
+    rest = [bar for bar in bars if bar[0] not in ("the request", "missing")]
+    edges = [(bar[2], bar[3]) for bar in rest if bar[3]]
+    assert edges[0][0] == 0
+    assert edges[-1][1] == bill.limit_bytes
+    assert all(one[1] == other[0] for one, other in itertools.pairwise(edges))
+    (request,) = [bar for bar in bars if bar[0] == "the request"]
+    assert request[1] == format_bytes(bill.request_bytes)
+    if bill.missing_bytes:
+        assert bars[-1] == (
+            "missing",
+            format_bytes(bill.missing_bytes),
+            bill.limit_bytes,
+            bill.limit_bytes + bill.missing_bytes,
+        )
+
+
+def test_bill_of_no_failure_is_refused():
+    with pytest.raises(ValueError, match="no request failed"):
+        neutracer.plot_bill(bundle.snapshot("train_resnet_healthy"))
+
+
+def test_places_in_a_bill_are_never_cut():
+    snap = named("forward_of_a_function_with_a_name_that_is_far_too_long_for_it", "train.py")
+    names = [name for name, *_ in bars_of(neutracer.plot_bill(snap))]
+    assert any(re.match(r"forward_of_.*\S train\.py:3$", name) for name in names)
+    assert max(map(len, names)) < 50
