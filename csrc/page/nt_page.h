@@ -97,6 +97,8 @@ typedef enum nt_page_answer_room {
     NT_ROOM_ROWS,
     NT_ROOM_STANDING,
     NT_ROOM_PIXELS,
+    NT_ROOM_SHARES,
+    NT_ROOM_FULL,
     NT_ROOM_COLUMNS,
     NT_ROOMS,
 } nt_page_answer_room;

@@ -346,8 +346,17 @@ draw_view(double x_first, double x_end, double y_first, double y_end, uint32_t w
     };
 }
 
-/* Draws the map of a view, from the top row down: answer 0 has a code for each pixel,
- * answer 1 the row of the largest block that it has seen, from the bottom row up. */
+/* Of what a pixel has seen reserved, the share that was in blocks, as 0 to 255. */
+static uint8_t
+draw_fullness(double used, double reserved)
+{
+    const double share = reserved > 0 ? used / reserved : 1;
+    return (uint8_t)(255 * (share < 1 ? share : 1) + 0.5);
+}
+
+/* Draws the map of a view: answer 0 has a code for each pixel, from the top row down;
+ * answer 1 the row of the largest block that it has seen, and answer 2 how full it was,
+ * both from the bottom row up. */
 NT_PAGE_EXPORT(map)
 int32_t
 page_map(double x_first, double x_end, double y_first, double y_end, uint32_t width,
@@ -358,13 +367,20 @@ page_map(double x_first, double x_end, double y_first, double y_end, uint32_t wi
     nt_page_room *row_room = &nt_page_rooms[NT_ROOM_ROWS];
     nt_page_room *standing_room = &nt_page_rooms[NT_ROOM_STANDING];
     nt_page_room *pixel_room = &nt_page_rooms[NT_ROOM_PIXELS];
+    nt_page_room *share_room = &nt_page_rooms[NT_ROOM_SHARES];
+    nt_page_room *full_room = &nt_page_rooms[NT_ROOM_FULL];
     NT_TRY(nt_page_reserve(row_room, pixels * sizeof(uint32_t)));
     NT_TRY(nt_page_reserve(standing_room, pixels));
     NT_TRY(nt_page_reserve(pixel_room, pixels));
+    NT_TRY(nt_page_reserve(share_room, 2 * pixels * sizeof(double)));
+    NT_TRY(nt_page_reserve(full_room, pixels));
     const nt_raster_view view =
         draw_view(x_first, x_end, y_first, y_end, width, height);
+    double *used = share_room->data;
     const nt_raster_planes planes = {.standing = standing_room->data,
-                                     .row = row_room->data};
+                                     .row = row_room->data,
+                                     .used = used,
+                                     .reserved = used + pixels};
     NT_TRY(nt_raster_draw(nt_page_now->raster, &view, &planes, &nt_page_err));
     const uint8_t *codes = nt_page_now->codes.data;
     uint8_t *out = pixel_room->data;
@@ -377,10 +393,15 @@ page_map(double x_first, double x_end, double y_first, double y_end, uint32_t wi
                                         : PIXEL_NEVER;
         }
     }
+    uint8_t *full = full_room->data;
+    for (size_t i = 0; i < pixels; i++) {
+        full[i] = draw_fullness(used[i], planes.reserved[i]);
+    }
     nt_page_answers[0] =
         (nt_page_column){pixel_room->data, (uint32_t)pixels, NT_PAGE_U8};
     nt_page_answers[1] =
         (nt_page_column){row_room->data, (uint32_t)pixels, NT_PAGE_U32};
+    nt_page_answers[2] = (nt_page_column){full, (uint32_t)pixels, NT_PAGE_U8};
     return NT_OK;
 }
 

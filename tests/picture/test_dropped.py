@@ -20,6 +20,7 @@ from places import TESTS
 from small_snapshots import BASE, one_program, two_devices
 
 import neutracer
+from neutracer._native import core as native
 from neutracer.picture.view import HOST_NUMBER, bundle, empty_page, packed_columns, page_rules, view
 from neutracer.question import first_findings
 from neutracer.units import format_bytes
@@ -192,6 +193,23 @@ def check_moment(core, timeline, event):
     drawn = asked(core, "layout", event=event, order="address")
     assert len(drawn["segments"]) == len(layout.segments)
     assert sum(one["size"] for one in drawn["segments"]) == timeline.reserved[event]
+
+
+def test_pixels_are_as_full_as_in_mdtp(core, tmp_path):
+    core.choose("#own", plain("frag_default", tmp_path))
+    core.answer("openOwn()")
+    core.answer("opened.ask('device', 0)")
+    asked(core, "settle")
+    axes = asked(core, "axes", byTime=False, raw=False)
+    core.answer("opened.ask('bands', { by: 'sizes', query: '' })")
+    whole = {"x0": 0, "x1": axes["width"], "y0": 0, "y1": axes["height"], "width": 60, "height": 40}
+    answer = f"opened.ask('draw', {json.dumps(whole)}).then(({{ full }}) => [...full])"
+    snap = neutracer.load(tmp_path / "frag_default.pickle")
+    raster = native.Raster(snap.timeline().native, False, False)
+    _, used, reserved, _ = raster.draw((0, axes["width"], 0, axes["height"], 60, 40))
+    pairs = zip(memoryview(used).cast("d"), memoryview(reserved).cast("d"), strict=True)
+    wanted = [255 * min(a / b, 1) if b else 255 for a, b in pairs]
+    assert core.answer(answer) == pytest.approx(wanted, abs=0.51)
 
 
 @pytest.mark.parametrize("name", ["frag_default", "multi_stream", "cuda_graph_pool"])

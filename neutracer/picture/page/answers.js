@@ -171,6 +171,7 @@ export const makeAnswers = (core, rules, about) => {
       core.call("map", x0, x1, y0, y1, width, height);
       answer.pixels = copied(core.answer(0).view, spare);
       answer.rows = copied(core.answer(1).view, spare);
+      answer.full = copied(core.answer(2).view, spare);
     }
     return answer;
   };

@@ -89,6 +89,7 @@ export const makeWhatIf = (ctx) => {
       };
       core.call("map", 0, x1, 0, y1, width, height);
       answer.pixels = core.answer(0).view.slice();
+      answer.full = core.answer(2).view.slice();
       answer.took = performance.now() - started;
       return answer;
     } finally {

@@ -23,14 +23,36 @@ const imageOf = (canvas, width, height) => {
   return fresh;
 };
 
+// Of the colour of a pixel in which a block and a hole were, the block's share: from the emptiest
+// to the fullest. mdtp has the same (picture/draw.py).
+const [LEAST_BLOCK, MOST_BLOCK] = [0.45, 0.88];
+const FULL = 255;
+
+// Colours by how full a pixel is, 256 for each code of the map.
+const shaded = (colours, bands) => {
+  const table = new Uint32Array(256 * 256).fill(packed(ofHex(colours.page)));
+  const sand = ofHex(colours.sand);
+  table.fill(packed(sand), 256, 512);
+  bandColours(colours, bands).forEach((colour, k) => {
+    const from = 256 * (2 + k);
+    for (let full = 0; full < FULL; full++) {
+      const part = LEAST_BLOCK + (MOST_BLOCK - LEAST_BLOCK) * (full / FULL);
+      table[from + full] = packed(colour.map((channel, i) => Math.round(sand[i] + (channel - sand[i]) * part)));
+    }
+    table[from + FULL] = packed(colour);
+  });
+  return table;
+};
+
 // Paints the codes of the map into a canvas of their own.
 export const paintMap = (canvas, shot, colours, bands) => {
   const { image, words } = imageOf(canvas, shot.width, shot.height);
-  const table = new Uint32Array(256).fill(packed(ofHex(colours.page)));
-  table[1] = packed(ofHex(colours.sand));
-  bandColours(colours, bands).forEach((colour, k) => { table[2 + k] = packed(colour); });
-  const { pixels } = shot;
-  for (let i = 0; i < pixels.length; i++) words[i] = table[pixels[i]];
+  const table = shaded(colours, bands);
+  const { pixels, full, width, height } = shot;
+  for (let y = 0; y < height; y++) {
+    const below = (height - 1 - y) * width;
+    for (let x = 0, i = y * width; x < width; x++, i++) words[i] = table[256 * pixels[i] + full[below + x]];
+  }
   canvas.getContext("2d").putImageData(image, 0, 0);
 };
 
