@@ -20,9 +20,20 @@ from typing import Any, overload
 
 from neutracer._native import core
 from neutracer.arguments import number_pair, path_name
+from neutracer.oom.bill import Bill, BillTerm
 from neutracer.overview import DeviceOverview, OverviewReport, overview
 from neutracer.picture.extra import marked, opened
-from neutracer.render.document import DARK, LIGHT, Note, Palette, clean, sentence, shorten_left
+from neutracer.render.document import (
+    DARK,
+    LIGHT,
+    Cell,
+    Note,
+    Palette,
+    Place,
+    clean,
+    sentence,
+    shorten_left,
+)
 from neutracer.render.html import MOST_INLINE, page_shell
 from neutracer.render.report import Finding
 from neutracer.saving import atomic_file, check_output
@@ -214,7 +225,15 @@ class PageView:
 #: The host's pinned memory among the devices of the page (`units.js`).
 HOST_NUMBER, HOST_NAME = 1024, device_name(PINNED)
 
-_TABS = ("Overview", "Segments", "Stacks", "Allocations", "Events", "Settings", "Compare")
+_TABS = {
+    "overview": "Overview",
+    "segments": "Segments",
+    "stacks": "Stacks",
+    "allocations": "Allocations",
+    "events": "Events",
+    "settings": "What if",
+    "compare": "Compare",
+}
 
 _MOST_PLACE = 120
 
@@ -231,6 +250,7 @@ def device_entries(report: OverviewReport, devices: Sequence[int]) -> list[dict[
                 "facts": _facts(report, mine, number),
                 "figures": _figures(mine),
                 "findings": [_finding(finding) for finding in _findings_of(report, mine)],
+                "bill": None if mine is None or mine.bill is None else _bill(mine.bill),
             }
         )
     return entries
@@ -252,9 +272,9 @@ def _name(report: OverviewReport, mine: DeviceOverview | None, number: int) -> s
 
 def tabs() -> str:
     return "".join(
-        f'<button role="tab" data-tab="{tab.lower()}" aria-controls="{tab.lower()}" '
-        f'aria-selected="{"true" if tab == _TABS[0] else "false"}">{escape(tab)}</button>'
-        for tab in _TABS
+        f'<button role="tab" data-tab="{tab}" aria-controls="{tab}" '
+        f'aria-selected="{"true" if tab == "overview" else "false"}">{escape(label)}</button>'
+        for tab, label in _TABS.items()
     )
 
 
@@ -321,12 +341,71 @@ def _findings_of(report: OverviewReport, mine: DeviceOverview | None) -> tuple[F
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
+    notes = [*finding.evidence, *finding.advice]
+    # Of a failure the first note is who asked, and the second the cause.
+    skipped = 1 if finding.kind == "out_of_memory" and len(finding.evidence) > 1 else 0
+    cures = [note for note in finding.advice if note.text != "more"][:1]
+    lead = [*finding.evidence[skipped : skipped + 1], *cures]
+    place = next((note.place for note in finding.evidence[skipped:] if note.place), None)
     return {
         "severity": finding.severity.value,
         "message": sentence(finding.message),
         "event": finding.event,
-        "notes": [_note(note) for note in (*finding.evidence, *finding.advice)],
+        "lead": [("Next step: " if note in cures else "") + _note(note) for note in lead],
+        "notes": [_note(note) for note in notes if note not in lead],
+        "query": _query(place),
     }
+
+
+def _query(place: Place | None) -> str:
+    """The search that finds the blocks of a line; "" for none."""
+    if place is None or not place.line:
+        return ""
+    words = f"{place.function} {place.location}".replace('"', "")
+    return f'"{clean(words)}"'
+
+
+def _bill(bill: Bill) -> dict[str, Any]:
+    """The bill as its table, and as the parts of one bar: bytes, what they are, and the term."""
+    table = bill.block()
+    parts = [
+        (size, kind, sentence(term.words))
+        for term in bill.shown_terms()
+        for size, kind in _term_parts(bill, term)
+        if size
+    ]
+    if bill.missing_bytes:
+        parts.append((bill.missing_bytes, "missing", bill.missing_text()))
+    return {
+        "columns": table.columns,
+        "rows": [[_cell(cell) for cell in row] for row in table.rows],
+        "notes": table.notes,
+        "limit": bill.limit_bytes,
+        "parts": parts,
+        "key": bill.parts() if bill.rounds else (),
+    }
+
+
+# Parts of the bar that have a colour of their own, by their term; the others are one.
+_KINDS = {
+    "waiting": "waiting",
+    "free": "free",
+    "free elsewhere": "elsewhere",
+    "not reserved": "left",
+}
+
+
+def _term_parts(bill: Bill, term: BillTerm) -> list[tuple[int, str]]:
+    sizes = (term.stands, term.piled_up, term.this_round)
+    if not any(sizes):
+        return [(term.bytes, _KINDS.get(term.term, "outside"))]
+    if not bill.rounds:
+        return [(term.bytes, "stands")]
+    return list(zip(sizes, ("stands", "piled", "new"), strict=True))
+
+
+def _cell(cell: Cell) -> str:
+    return sentence(cell.location if isinstance(cell, Place) else str(cell))
 
 
 def _note(note: Note) -> str:

@@ -32,6 +32,16 @@ const factsOf = (core) => {
   return facts;
 };
 
+// The share of the time within which half of the events lie.
+const halfWithin = (c, duration) => {
+  const half = c.events >> 1;
+  let least = duration;
+  for (let event = half; event < c.events; event++) {
+    least = Math.min(least, c.e.time_us.at(event) - c.e.time_us.at(event - half));
+  }
+  return least / duration;
+};
+
 export const makeAnswers = (core, rules, about) => {
   const texts = makeTexts(core, rules, about.renamed);
   const ctx = { core, rules, texts, device: -1, facts: null, columns: () => columnsOf(core) };
@@ -84,9 +94,22 @@ export const makeAnswers = (core, rules, about) => {
     const isTimed = last > first;
     ready = true;
     return {
+      halfWithin: isTimed ? halfWithin(c, last - first) : 1,
       ...ctx.facts, device: number, isHost, ooms, isTimed, duration: last - first, rows: c.rows, segments: c.segments,
       firstTime: first, categories: rules.categories,
     };
+  };
+
+  // Whether it is known of most bytes of the peak what they are for.
+  const isMostlyKnown = () => {
+    core.exports.rule_sums(ctx.facts.peak.allocated.event);
+    const sums = core.answer(0).view;
+    let [all, known] = [0, 0];
+    for (let rule = 0; 2 * rule < sums.length; rule++) {
+      all += sums[2 * rule];
+      if (ctx.bands.ofRule[rule]) known += sums[2 * rule];
+    }
+    return known > all / 2;
   };
 
   // What the first picture does not wait for: what blocks were for.
@@ -98,7 +121,7 @@ export const makeAnswers = (core, rules, about) => {
     const c = ctx.columns();
     ctx.passes = passesOf(c);
     ctx.isNamed = ctx.passes.length > 0 || Boolean(c.e.forward);
-    return { isKnown: ctx.bands.isKnown(), isNamed: ctx.isNamed };
+    return { isKnown: ctx.bands.isKnown(), isMostlyKnown: isMostlyKnown(), isNamed: ctx.isNamed };
   };
 
   // The place of what was allocated without a stack: the forward operation's, or the line that
@@ -195,6 +218,7 @@ export const makeAnswers = (core, rules, about) => {
     flaws: () => flawsOf(ctx),
     lanes: () => lanesOf(ctx),
     bands: ({ by, query }) => ctx.bands.set(by, query),
+    band: (wanted) => ctx.bands.at(wanted),
     at: ({ x }) => ({ event: Math.max(eventAt(x), -1) }),
     place: ({ events }) => events.map((event) => positionOf(event)),
     highest: ({ metric, first, end }) => ({
@@ -203,10 +227,11 @@ export const makeAnswers = (core, rules, about) => {
     moment: ({ event, all }) => momentFacts(ctx, event, all),
     block: ({ row }) => blockFacts(ctx, row),
     range: (view) => rangeHolders(ctx, view),
-    flame: ({ event }) => flameOf(ctx, event),
+    flame: (wanted) => flameOf(ctx, wanted),
     layout: ({ event, order }) => layoutOf(ctx, event, order),
     find: ({ list, query, column, down }) => ctx.lists.find(list, query, column, down),
     rows: ({ list, first, count }) => ctx.lists.rows(list, first, count),
+    where: ({ list, event }) => ctx.lists.where(list, event),
     csv: (view) => ctx.lists.csv(view),
     program: () => ctx.whatIf.program(),
     whatIf: (wanted) => ctx.whatIf.run(wanted),

@@ -2,6 +2,7 @@
 // The bands of the timeline and the colours of the map: who asked, what for, or how large.
 
 import { compile, parse } from "./filter.js";
+import { NONE, isAllocated } from "./trace.js";
 import { bytes } from "./units.js";
 
 // Places that have a band of their own.
@@ -36,7 +37,7 @@ export const makeBands = (ctx) => {
     const order = [...weight.keys()].filter((key) => weight[key] > 0).sort((a, b) => weight[b] - weight[a]);
     const shown = order.slice(0, PLACES);
     bands = shown.map((key, hue) => ({
-      name: texts.nameOf(key), hue, query: `"${texts.nameOf(key).replaceAll('"', "")}"`,
+      name: texts.nameOf(key), where: texts.endOf(key), hue, query: `"${texts.nameOf(key).replaceAll('"', "")}"`,
     }));
     if (order.length > shown.length) bands.push({ name: "others", hue: -1, query: "" });
     const of = new Uint8Array(texts.places.length).fill(shown.length);
@@ -82,8 +83,26 @@ export const makeBands = (ctx) => {
     core.call("bands", bands.length + 1);
     return { bands, isSearched: test !== null };
   };
+  // Of the blocks of a band that are allocated after an event: their bytes and number, and the
+  // stack that holds the most of them.
+  const at = ({ event, band }) => {
+    const from = core.place("codes");
+    const c = ctx.columns();
+    const codes = core.room(from, Uint8Array, Math.max(c.rows, 1));
+    const held = new Map();
+    let [size, count] = [0, 0];
+    for (let row = 0; row < c.rows; row++) {
+      if (codes[row] !== band || !isAllocated(c.a, row, event)) continue;
+      const [stack, here] = [c.a.stack.view[row], c.a.size.at(row)];
+      held.set(stack, (held.get(stack) ?? 0) + here);
+      size += here;
+      count += 1;
+    }
+    const [stack] = [...held].reduce((most, one) => (one[1] > most[1] ? one : most), [NONE, 0]);
+    return { bytes: size, count, stacks: held.size, frames: texts.framesOf(stack) };
+  };
   return {
-    set, categoryOf, ofRule,
+    set, at, categoryOf, ofRule,
     count: () => bands.length + 1,
     // Whether anything is known of what blocks are for.
     isKnown: () => {

@@ -11,6 +11,36 @@ export const made = (parent, tag, text = "", name = "") => {
   return element;
 };
 
+// The parts of a text that a search finds stand out; `words` are in lower case.
+export const searched = (parent, text, words) => {
+  const lower = text.toLowerCase();
+  let at = 0;
+  const next = () => words.map((word) => [lower.indexOf(word, at), word.length]).filter(([from]) => from >= 0)
+    .sort((a, b) => a[0] - b[0] || b[1] - a[1])[0];
+  // A letter that grows in lower case would move what is behind it.
+  for (let one = lower.length === text.length ? next() : null; one; one = next()) {
+    parent.append(text.slice(at, one[0]));
+    made(parent, "mark", text.slice(one[0], one[0] + one[1]));
+    at = one[0] + one[1];
+  }
+  parent.append(text.slice(at));
+};
+
+// A function and where it is: for what there is no room, the function is cut, and never the line.
+export const placed = (parent, name, where = "", words = []) => {
+  const isApart = where !== "" && name.endsWith(where);
+  const box = made(parent, "span", "", "place");
+  const parts = isApart ? [name.slice(0, -where.length).trimEnd(), where] : [name];
+  const lower = parts.map((part) => part.toLowerCase());
+  // What reaches over both is in neither.
+  const isOver = words.some((word) => name.toLowerCase().includes(word) && !lower.some((part) => part.includes(word)));
+  searched(made(box, "span", "", "fn"), parts[0], isOver ? [lower[0]] : words);
+  if (!isApart) return box;
+  box.append(" ");
+  searched(made(made(box, "span", "", "at"), "bdi"), where, isOver ? [lower[1]] : words);
+  return box;
+};
+
 export const facts = (parent, pairs) => {
   const list = made(parent, "dl");
   for (const [name, value] of pairs) {

@@ -53,6 +53,10 @@ export const parse = (query) => {
   return { terms, wrong };
 };
 
+// What a query wants to be in a text, in lower case.
+export const wordsOf = (query) => parse(query).terms.filter(({ kind, not }) => kind === "text" && !not)
+  .map(({ text }) => text);
+
 // A test of `subject`: an object of functions by key, `textTest(text)`, `alive(event)` and
 // `blockTest(address, nth)`, which give tests.
 export const compile = ({ terms }, subject) => {

@@ -53,7 +53,7 @@ const failureNotes = ({ asked, free }, most, { by, allocated, reserved, largestH
   }
   if (inside > 0) notes.push(holeNote({ asked, most, inside, reserved, largestHole, closed }));
   if (pending) notes.push(`${bytes(pending)} of that was freed, and waited for another stream.`);
-  notes.push("The event's button takes the cursor there: Stacks shows who holds what, and Settings what other settings do.");
+  notes.push("The event's button takes the cursor there: Stacks shows who holds what, and What if what other settings do.");
   notes.push("With the file, the command neutracer explain says what made the difference, and what would have fitted.");
   return notes;
 };
@@ -106,7 +106,7 @@ const unusedFinding = ({ peak }, unused, most) => {
   }
   return {
     severity: "moderate", message: `${bytes(unused)} (${share(unused / peak.reserved.bytes)}) more was reserved at most than was ever allocated`,
-    event, notes: ["Settings shows what expandable_segments:True would have reserved."],
+    event, notes: ["What if shows what expandable_segments:True would have reserved."],
   };
 };
 
@@ -144,23 +144,32 @@ export const ownFindings = (app, moments = { failures: [], most: null, flaws: { 
   return found;
 };
 
-const article = (app, box, { severity, message, notes, event }) => {
+// `isFirst`: what comes before any other is told with its cause and what to do.
+const article = (app, box, { severity, message, notes, event, lead = [], query = "" }, isFirst = false) => {
   const part = made(box, "article", "", severity);
+  const folded = isFirst ? notes : [...lead, ...notes];
   // What has no detail does not look as if it had.
-  const details = notes.length ? made(part, "details") : part;
-  const line = made(details, notes.length ? "summary" : "div", "", "line");
+  const details = folded.length ? made(part, "details") : part;
+  const line = made(details, folded.length ? "summary" : "div", "", "line");
   made(line, "span", severity, "word");
   made(line, "strong", message);
   if (event !== null && event !== undefined) {
     const go = made(line, "button", `event ${count(event)}`);
     go.addEventListener("click", (click) => {
       click.preventDefault();
-      app.set({ event: Math.min(event, app.trace.events - 1), held: true, pin: -1 });
+      click.stopPropagation();
+      app.set({ event: Math.min(event, app.trace.events - 1), held: true, pin: -1, ...(query && { query }) });
     });
   }
-  if (!notes.length) return;
+  // What it is about stands out in every picture and list, until the search is cleared.
+  if (query) {
+    line.title = "a click marks its blocks everywhere";
+    line.addEventListener("click", () => app.set({ query: app.state.query === query ? "" : query }));
+  }
+  if (isFirst) for (const words of lead) made(part, "p", words, "lead");
+  if (!folded.length) return;
   const list = made(details, "div", "", "notes");
-  for (const note of notes) made(list, "p", note);
+  for (const note of folded) made(list, "p", note);
 };
 
 export const drawFindings = (app, findings) => {
@@ -170,7 +179,7 @@ export const drawFindings = (app, findings) => {
     article(app, box, NOTHING);
     return;
   }
-  for (const finding of findings.slice(0, SHOWN)) article(app, box, finding);
+  findings.slice(0, SHOWN).forEach((finding, k) => article(app, box, finding, !k));
   if (findings.length <= SHOWN) return;
   const more = made(box, "details");
   made(more, "summary", `${findings.length - SHOWN} more`, "muted");

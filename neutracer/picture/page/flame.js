@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Live bytes by call stack: outermost frames on top, each as wide as what it holds.
 
-import { byId, made } from "./dom.js";
+import { byId, made, placed } from "./dom.js";
+import { wordsOf } from "./filter.js";
 import { bytes, many, share } from "./units.js";
 
 const ROW = 22;
@@ -18,6 +19,8 @@ export const flame = (app) => {
   let zoom = null;
   let zoomed = null;
   let wide = 0;
+  let words = [];
+  const turned = { own: false, inverted: false };
 
   // The outermost call, with what it called inside.
   const treeOf = (calls) => {
@@ -39,8 +42,8 @@ export const flame = (app) => {
     const isReadable = width * box.clientWidth >= READABLE;
     button.classList.toggle("bare", !isReadable);
     if (isReadable) {
-      made(button, "span", node.name);
-      made(button, "span", ` ${node.where}  ${bytes(node.bytes)}`, "muted");
+      placed(button, `${node.name} ${node.where}`.trim(), node.where, words);
+      made(button, "span", bytes(node.bytes), "muted");
     }
     button.ariaLabel = `${node.name} ${node.where}, ${bytes(node.bytes)}`;
     button.title = `${node.name} ${node.where}\n${bytes(node.bytes)}, ${share(node.bytes / root.bytes)}, `
@@ -51,6 +54,7 @@ export const flame = (app) => {
 
   const render = () => {
     box.replaceChildren();
+    words = wordsOf(app.state.query);
     let deepest = 0;
     const above = [];
     for (let node = zoom; node; node = node.up) above.unshift(node);
@@ -69,17 +73,17 @@ export const flame = (app) => {
     if (zoom.bytes) walk(zoom, 0, 1, above.length);
     box.style.height = `${(deepest + 2) * ROW}px`;
     byId("flame-words").textContent = root.bytes
-      ? `${bytes(root.bytes)} in ${many(root.count, "block")} ${app.momentWords()}; outermost call on top, `
+      ? `${bytes(root.bytes)} in ${many(root.count, "block")} ${app.momentWords()}; ${turned.inverted ? "innermost" : "outermost"} call on top, `
         + "wider holds more. Your own code stands out. Click a call to look inside."
       : `Nothing is allocated ${app.momentWords()}.`;
   };
 
   const draw = async () => {
     if (app.state.tab !== "stacks" || !app.trace) return;
-    const key = `${app.serial} ${app.state.event}`;
+    const key = `${app.serial} ${app.state.event} ${turned.own} ${turned.inverted}`;
     if (key === drawn) return;
     drawn = key;
-    const { calls } = await app.ask("flame", { event: app.state.event });
+    const { calls } = await app.ask("flame", { event: app.state.event, ...turned });
     if (key !== drawn) return;
     wide = box.clientWidth;
     root = treeOf(calls);
@@ -92,6 +96,14 @@ export const flame = (app) => {
     wide = box.clientWidth;
     render();
   }).observe(box);
+  for (const button of document.querySelectorAll("[data-flame]")) {
+    button.addEventListener("click", () => {
+      const name = button.dataset.flame;
+      turned[name] = !turned[name];
+      button.setAttribute("aria-pressed", String(turned[name]));
+      draw().catch(app.complain);
+    });
+  }
   byId("flame-peak").addEventListener("click", () => app.set({ event: app.trace.peak.allocated.event, held: true }));
   byId("flame-end").addEventListener("click", () => app.set({ event: app.trace.events - 1, held: true }));
   return { draw: () => draw().catch(app.complain) };

@@ -9,7 +9,7 @@ export const links = (app, parts, { inTurn, isTold, turned }) => {
     if (location.protocol === "about:" || !app.first) return;
     // A link that somebody else wrote is followed first.
     if (location.hash !== app.linked) return;
-    const text = write(app.state, app.view, app.first);
+    const text = write(app.state, app.view, { ...app.start, ...app.first });
     if (location.hash.slice(1) !== text) history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
     app.linked = location.hash;
   };

@@ -2,6 +2,7 @@
 // The tabs Allocations and Events: what a search finds, in the order that is asked for.
 
 import { byId } from "./dom.js";
+import { wordsOf } from "./filter.js";
 import { table } from "./table.js";
 import { count, many } from "./units.js";
 
@@ -20,20 +21,36 @@ export const lists = (app) => {
     byId(`${tab.slice(0, -1)}-words`).textContent = wrong.length ? `${what}; not understood: ${wrong.join(" ")}` : what;
   };
   const make = (tab, box, leftOut) => {
-    const columns = KINDS[tab].map(([name, kind, wide], at) => ({ name, kind, wide, at }))
+    const isPlace = (name) => name === "allocated by" || name === "by";
+    const columns = KINDS[tab].map(([name, kind, wide], at) => ({ name, kind, wide, at, isPlace: isPlace(name) }))
       .filter(({ name }) => !leftOut.includes(name));
     const find = async (column, down) => {
       const found = await app.ask("find", { list: tab, query: app.state.query, column, down });
       told(tab, found);
       own.show(found.found);
+      followed = null;
+      await follow();
+    };
+    // The list of events goes where the cursor is; what somebody scrolls to stays there.
+    let followed = null;
+    const follow = async () => {
+      const { event } = app.state;
+      if (tab !== "events" || followed === event) return;
+      followed = event;
+      const { at } = await app.ask("where", { list: tab, event });
+      if (at >= 0 && followed === event) own.reveal(at);
     };
     const own = table(byId(box), {
-      label: tab, columns, sorted: find, down: tab === "allocations",
+      label: tab, columns, sorted: find, down: tab === "allocations", words: () => wordsOf(app.state.query),
       rowsOf: (first, wanted) => app.ask("rows", { list: tab, first, count: wanted }),
       choose: ({ event, row }) => app.set({ pin: row, event, held: true }),
       isChosen: ({ id, row }) => (tab === "events" ? id === app.state.event : row >= 0 && row === app.state.pin),
     });
-    return { draw: own.draw, find: () => find(own.order().column.name, own.order().down) };
+    const draw = () => {
+      own.draw();
+      follow().catch(app.complain);
+    };
+    return { draw, find: () => find(own.order().column.name, own.order().down) };
   };
   let tables = null;
   const reset = () => {

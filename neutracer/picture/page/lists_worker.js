@@ -180,11 +180,20 @@ export const makeLists = (ctx) => {
 
   const rows = (list, first, wanted) => {
     const c = ctx.columns();
+    const isAllocation = list === "allocations";
+    const endOf = (id) => texts.endOf(isAllocation ? ctx.placeOfRow(c, id) : texts.placeOf(c.e.stack.view[id]));
     return [...found[list].subarray(first, first + wanted)].map((id) => ({
-      id, row: list === "allocations" ? id : c.e.row.view[id] === 0xffffffff ? -1 : c.e.row.view[id],
+      id, where: endOf(id), row: list === "allocations" ? id : c.e.row.view[id] === 0xffffffff ? -1 : c.e.row.view[id],
       event: list === "allocations" ? Math.max(c.a.alloc_event.view[id], -1) : id,
       cells: COLUMNS[list].map(([, text]) => text(c, id)),
     }));
+  };
+
+  // Where in a list of events one of them is, or the last that is before it; -1: none is.
+  const where = (list, event) => {
+    let [at, best] = [-1, -1];
+    found[list].forEach((id, k) => { if (id <= event && id > best) [at, best] = [k, id]; });
+    return { at };
   };
 
   // The allocations that lived in positions x0 .. x1, as comma separated values.
@@ -207,5 +216,5 @@ export const makeLists = (ctx) => {
     if (lines.length) close();
     return { blob: new Blob(pieces, { type: "text/csv" }) };
   };
-  return { find, rows, csv, subject };
+  return { find, rows, where, csv, subject };
 };

@@ -27,7 +27,7 @@ const { documentElement: root } = document;
 // `linked`: the address that the page shows or wrote; a link that is still to be followed is another.
 const app = {
   files: [], fileIndex: -1, serial: 0, redraws: [], exact: [], view: { x0: 0, x1: 1, y0: 0, y1: 1 },
-  linked: location.hash ? null : "", bands: [], ooms: [], pinned: null, hovered: null, moment: null, ranged: null,
+  linked: location.hash ? null : "", bands: [], aside: new Set(), ooms: [], pinned: null, hovered: null, moment: null, ranged: null,
   rules: dataOf("rules"), told: dataOf("told"),
   state: {
     tab: "overview", device: 0, legend: !phone(), event: -1, pin: -1, held: false, range: null, query: "",
@@ -251,6 +251,22 @@ app.zoomTo = async ({ x0, x1, y, size }) => {
   await app.set({ tab: "overview" });
   const [beside, above] = [(x1 - x0) / 4, size];
   parts.overview.look(x0 - beside, x1 + beside, y - above, y + size + above);
+};
+// Puts a band aside, or takes it back; alone: all others.
+app.hide = (name) => {
+  if (!app.aside.delete(name)) app.aside.add(name);
+  app.shade();
+};
+app.isolate = (name) => {
+  const others = app.bands.map((one) => one.name).filter((one) => one !== name);
+  const isAlone = !app.aside.has(name) && others.every((one) => app.aside.has(one));
+  app.aside = new Set(isAlone ? [] : others);
+  app.shade();
+};
+app.shade = () => {
+  for (const one of app.bands) one.isHidden = app.aside.has(one.name);
+  app.show();
+  app.render();
 };
 app.search = (query) => app.set({ query, tab: "allocations" });
 

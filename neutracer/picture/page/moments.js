@@ -18,7 +18,7 @@ const add = (sums, key, size, count = 1) => {
 };
 
 const placeWords = (texts) => (place) => ({
-  name: texts.nameOf(place), query: `"${texts.nameOf(place).replaceAll('"', "")}"`,
+  name: texts.nameOf(place), where: texts.endOf(place), query: `"${texts.nameOf(place).replaceAll('"', "")}"`,
 });
 
 const categoryWords = (rules) => (key) => ({
@@ -93,6 +93,17 @@ export const poolsAt = (ctx, event) => {
   return pools;
 };
 
+// The request that failed at an event.
+const requestAt = (ctx, c, event) => {
+  const { texts } = ctx;
+  const frames = texts.framesOf(c.e.stack.view[event]);
+  return {
+    asked: c.e.size.at(event), free: c.e.device_free ? c.e.device_free.at(event) : 0,
+    place: texts.nameOf(texts.placeOf(c.e.stack.view[event])), where: texts.endOf(texts.placeOf(c.e.stack.view[event])), frames,
+    noFrames: frames.length ? "" : "The request has no Python frames: a backward pass or a library made it.",
+  };
+};
+
 export const momentFacts = (ctx, event, all) => {
   const { core, texts } = ctx;
   core.exports.bytes_after(event);
@@ -101,9 +112,10 @@ export const momentFacts = (ctx, event, all) => {
   const pools = poolsAt(ctx, event);
   const c = ctx.columns();
   const note = (name) => noteAt(ctx, c, name, event);
+  const action = event >= 0 ? texts.actions[c.e.action.view[event]] : "";
   return {
     event, allocated, reserved, x: ctx.positionOf(event), time: event >= 0 && c.e.time_us ? c.e.time_us.at(event) - ctx.firstTime : null,
-    action: event >= 0 ? texts.actions[c.e.action.view[event]] : "",
+    action, request: action === "oom" ? requestAt(ctx, c, event) : null,
     by: event >= 0 ? texts.nameOf(texts.placeOf(c.e.stack.view[event])) : "",
     metadata: note("user_metadata"), compile: note("compile_context"),
     largestHole: pools.reduce((most, pool) => Math.max(most, pool.largestHole), 0),
@@ -160,7 +172,7 @@ export const blockFacts = (ctx, row) => {
     row, made, freed, done, size: a.size.at(row), asked: a.requested_size.at(row), stream: String(a.stream.big(row)),
     address: `0x${a.address.big(row).toString(16)}`, madeTime: time(made), freedTime: time(freed),
     x0: ctx.positionOf(Math.max(made, -1)), x1: ctx.positionOf(freed >= 0 ? freed : c.events),
-    y: yOf(ctx, a.address.at(row)), place: texts.nameOf(ctx.placeOfRow(c, row)),
+    y: yOf(ctx, a.address.at(row)), place: texts.nameOf(ctx.placeOfRow(c, row)), where: texts.endOf(ctx.placeOfRow(c, row)),
     pool: segment < 0 ? "unknown"
       : poolWords(c.s.kind.view[segment], c.s.pool_first.at(segment), c.s.pool_second.at(segment)),
     category: rules.categories[ctx.bands.categoryOf(c, row)], why: rule ? rule[1][1] : "",

@@ -4,11 +4,14 @@
 import { clampView, wholeView, zoomed } from "./axis.js";
 import { drawChart, geometry } from "./chart.js";
 import { latest } from "./client.js";
-import { byId, made, perFrame } from "./dom.js";
+import { byId, made, perFrame, placed } from "./dom.js";
 import { twoFingers } from "./gestures.js";
 import { marks } from "./marks.js";
-import { mostOf, paintMap, paintStrip } from "./strip.js";
-import { bytes } from "./units.js";
+import { mostOf, paintMap, paintStrip, stackOrder } from "./strip.js";
+import { bytes, many } from "./units.js";
+
+// Frames of a stack in a tooltip.
+const FRAMES = 6;
 
 // Positions that a view shows at least.
 const FINEST = 2;
@@ -161,10 +164,52 @@ export const overview = (app) => {
   const tellBlock = (at, block) => tell(at, () => {
     made(tip, "b", bytes(block.size));
     if (app.trace.isKnown) made(tip, "span", ` ${block.category.replaceAll("_", " ")}`);
-    made(tip, "div", block.place);
+    placed(made(tip, "div"), block.place, block.where);
     made(tip, "div", app.lifeWords(block), "muted");
     if (block.metadata) made(tip, "div", block.metadata);
   });
+  // The band of the timeline at a point, and the event of its column; null above the bands.
+  const bandAt = (at) => {
+    const { shot, bands } = app;
+    if (!shot?.sums || !at.inStrip || !at.inside) return null;
+    const column = Math.floor(((at.x - shot.x0) / (shot.x1 - shot.x0)) * shot.width);
+    if (column < 0 || column >= shot.width) return null;
+    const level = ((g.stripTop + g.stripHeight - at.py) / g.stripHeight) * shot.top;
+    let held = 0;
+    for (const band of level < 0 ? [] : stackOrder(bands)) {
+      held += shot.sums[column * (bands.length + 1) + band];
+      if (level < held) return bands[band] ? { band, event: shot.events[column] } : null;
+    }
+    return null;
+  };
+  const tellBand = (at, { band, found }) => tell(at, () => {
+    const { name, where } = app.bands[band];
+    placed(made(tip, "b"), name, where);
+    made(tip, "div", `${bytes(found.bytes)} in ${many(found.count, "block")}`);
+    for (const [fn, file, line] of found.frames.slice(0, FRAMES)) {
+      const base = file.slice(Math.max(file.lastIndexOf("/"), file.lastIndexOf("\\")) + 1);
+      placed(made(tip, "div", "", "muted"), `${fn} ${base}:${line}`, `${base}:${line}`);
+    }
+    const more = found.frames.length - FRAMES;
+    if (more > 0) made(tip, "div", `and ${many(more, "frame")} more`, "muted");
+    if (found.stacks > 1) made(tip, "div", `the largest of ${many(found.stacks, "stack")}`, "muted");
+  });
+  let banded = null;
+  const band = latest(({ band: number, event }) => app.ask("band", { band: number, event }), (found, wanted) => {
+    if (!banded || banded.key !== wanted.key) return;
+    banded.found = found;
+    tellBand(banded.at, banded);
+  });
+  const followBand = (at, wanted) => {
+    const key = `${app.serial} ${wanted.band} ${wanted.event}`;
+    if (banded?.key === key) {
+      banded.at = at;
+      if (banded.found) tellBand(at, banded);
+      return;
+    }
+    banded = { ...wanted, key, at, found: null };
+    band(banded).catch(app.complain);
+  };
   const tellLane = (at) => {
     const lane = app.axis.lanes.lanes[Math.floor((at.py - g.laneTop) / g.laneHeight)];
     const range = lane?.ranges.find(({ x0, x1 }) => x0 <= at.x && at.x <= x1);
@@ -231,18 +276,22 @@ export const overview = (app) => {
     const { row, code } = hit(at);
     pointed = { ...at, row };
     if (row >= 0) {
+      banded = null;
       if (app.hovered?.row === row) tellBlock(at, app.hovered);
       else block({ row }).catch(app.complain);
       return;
     }
     if (app.hovered) { app.hovered = null; overSoon(); app.render(); }
-    if (at.inLanes) tellLane(at);
+    const wanted = bandAt(at);
+    if (!wanted) banded = null;
+    if (wanted) followBand(at, wanted);
+    else if (at.inLanes) tellLane(at);
     else if (code === 1) tell(at, () => made(tip, "b", "reserved, free"));
     else tip.hidden = true;
   });
   const leave = () => {
     tip.hidden = true;
-    pointed = null;
+    pointed = banded = null;
     if (app.hovered) { app.hovered = null; overSoon(); app.render(); }
   };
   box.addEventListener("pointerleave", leave);

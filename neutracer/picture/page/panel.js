@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The panel at the side: the moment, the block, and who holds most.
 
-import { byId, facts, made } from "./dom.js";
+import { byId, facts, made, placed, searched } from "./dom.js";
+import { wordsOf } from "./filter.js";
 import { bytes, count, duration, many, share } from "./units.js";
 
 const SHOWN = 8;
@@ -23,16 +24,20 @@ const momentRows = (app, moment) => {
   return rows;
 };
 
-// Frames, innermost first: those of libraries are grey, and repeated ones folded.
+// Frames, innermost first: those of libraries are grey and may be left out, repeated ones folded.
+let isOwnOnly = false;
 const stack = (app, box, block) => {
-  const { frames } = block;
   if (block.noFrames) made(box, "p", block.noFrames, "muted");
   if (block.backward) {
     const line = made(box, "p", "backward() was called by ", "muted");
     const go = made(line, "button", block.backward.name, "link");
     go.addEventListener("click", () => app.set({ event: block.backward.event, held: true }));
   }
+  const own = block.frames.filter(([, , , owner]) => owner === "own");
+  const hidden = own.length ? block.frames.length - own.length : 0;
+  const frames = isOwnOnly && hidden ? own : block.frames;
   if (!frames.length) return;
+  const words = wordsOf(app.state.query);
   const list = made(box, "ol", "", "stack");
   let [shown, k] = [0, 0];
   while (k < frames.length && shown < FRAMES) {
@@ -40,14 +45,18 @@ const stack = (app, box, block) => {
     let again = 1;
     while (k + again < frames.length && frames[k + again].join() === frames[k].join()) again += 1;
     const item = made(list, "li", "", owner === "own" ? "" : "far");
-    made(item, "span", again > 1 ? `${name} ×${again}` : name);
+    searched(made(item, "span"), again > 1 ? `${name} ×${again}` : name, words);
     const base = file.slice(Math.max(file.lastIndexOf("/"), file.lastIndexOf("\\")) + 1);
-    const where = made(item, "span", line > 0 ? `${base}:${line}` : base, "muted");
+    const where = made(item, "span", "", "muted");
+    searched(where, line > 0 ? `${base}:${line}` : base, words);
     where.title = file === base ? "" : `${file}:${line}`;
     k += again;
     shown += 1;
   }
   if (k < frames.length) made(list, "li", `and ${count(frames.length - k)} more`, "muted");
+  if (!hidden) return;
+  const turn = made(box, "button", isOwnOnly ? `show ${many(hidden, "frame")} of libraries` : "hide frames of libraries", "link");
+  turn.addEventListener("click", () => { isOwnOnly = !isOwnOnly; app.render(); });
 };
 
 const blockPart = (app, box, block, pinned) => {
@@ -71,9 +80,10 @@ const ranking = (app, box, title, entries, total, more, note) => {
   made(box, "h2", title);
   if (note) made(box, "p", note, "muted");
   const list = made(box, "div", "", "ranking");
+  const words = wordsOf(app.state.query);
   for (const entry of entries.slice(0, SHOWN)) {
     const button = made(list, "button", "", "rank");
-    made(button, "span", entry.name, "name");
+    placed(button, entry.name, entry.where, words);
     made(button, "span", bytes(entry.bytes), "num");
     const bar = made(button, "span", "", "bar");
     bar.style.width = `${(100 * entry.bytes) / Math.max(total, 1)}%`;
@@ -84,11 +94,18 @@ const ranking = (app, box, title, entries, total, more, note) => {
   if (!entries.length) made(box, "p", "Nothing is allocated.", "muted");
 };
 
-// By category the panel lists categories; else the lines that hold most.
+// The lines that hold most, and before them the categories where these are the colours.
 const held = (app, box, found, title, total, note) => {
   const byCategory = app.state.stacking === "categories" && app.trace.isKnown;
   if (byCategory) ranking(app, box, `${title}, by category`, found.categories, total, 0, note);
-  else ranking(app, box, title, found.places, total, found.placeCount - SHOWN, note);
+  ranking(app, box, byCategory ? `${title}, by line` : title, found.places, total, found.placeCount - SHOWN, byCategory ? "" : note);
+};
+
+const requestPart = (app, box, request) => {
+  made(box, "h2", "The request that failed");
+  facts(box, [["asked for", bytes(request.asked)], ["free on the device", bytes(request.free)]]);
+  if (request.frames.length) placed(made(box, "p"), request.place, request.where);
+  stack(app, box, request);
 };
 
 export const drawPanel = (app) => {
@@ -104,6 +121,7 @@ export const drawPanel = (app) => {
     const total = app.ranged.places.reduce((sum, entry) => sum + entry.bytes, 0);
     held(app, box, app.ranged, "Selected range", total, `${span}; bytes on the mean over it`);
   }
+  if (moment.request) requestPart(app, box, moment.request);
   made(box, "h2", state.held ? "At the frozen cursor" : "At the cursor");
   facts(box, momentRows(app, moment));
   const block = app.pinned ?? app.hovered;

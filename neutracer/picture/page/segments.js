@@ -2,7 +2,8 @@
 // The layout at the cursor: a bar a segment, its blocks in the colours of the timeline and its
 // holes sand.
 
-import { byId, fitCanvas, made, perFrame, rgb } from "./dom.js";
+import { latest } from "./client.js";
+import { byId, fitCanvas, made, perFrame, placed, rgb } from "./dom.js";
 import { bandColours } from "./strip.js";
 import { bytes, many } from "./units.js";
 
@@ -118,24 +119,41 @@ export const segments = (app) => {
     return { segment, block: -1 };
   };
 
-  view.addEventListener("pointermove", async (event) => {
-    const found = find(event);
-    tip.hidden = !found;
-    if (!found) return;
+  // Where the pointer is, and whose block is there once that is known.
+  let pointed = null;
+  const tell = () => {
+    const { segment, block, x, y, owner } = pointed;
+    tip.hidden = false;
     tip.replaceChildren();
-    const { segment, block } = found;
     if (block < 0) made(tip, "div", `free; the segment's largest hole is ${bytes(segment.hole)}`);
     else {
-      const { size, row, state } = layout.blocks;
+      const { size, state } = layout.blocks;
       made(tip, "b", bytes(size[block]));
       if (state[block] === PENDING) made(tip, "span", " waits for a stream");
-      if (row[block] >= 0) made(tip, "div", "click to see whose it is", "muted");
+      if (owner && app.trace.isKnown) made(tip, "span", ` ${owner.category.replaceAll("_", " ")}`);
+      if (owner) placed(made(tip, "div"), owner.place, owner.where);
+      if (owner) made(tip, "div", `${app.lifeWords(owner)}; click to pin it`, "muted");
     }
     const frame = view.parentElement.getBoundingClientRect();
-    tip.style.left = `${Math.min(event.clientX - frame.left + 12, frame.width - tip.offsetWidth - 4)}px`;
-    tip.style.top = `${event.clientY - frame.top + 16}px`;
+    tip.style.left = `${Math.max(4, Math.min(x - frame.left + 12, frame.width - tip.offsetWidth - 4))}px`;
+    tip.style.top = `${y - frame.top + 16}px`;
+  };
+  const ask = latest(({ row }) => app.ask("block", { row }), (owner, { row }) => {
+    if (pointed?.row !== row) return;
+    pointed.owner = owner;
+    tell();
   });
-  view.addEventListener("pointerleave", () => { tip.hidden = true; });
+  view.addEventListener("pointermove", (event) => {
+    const found = find(event);
+    tip.hidden = !found;
+    if (!found) { pointed = null; return; }
+    const row = found.block < 0 ? -1 : layout.blocks.row[found.block];
+    const owner = row >= 0 && pointed?.row === row ? pointed.owner : null;
+    pointed = { ...found, row, owner, x: event.clientX, y: event.clientY };
+    tell();
+    if (row >= 0 && !owner) ask({ row }).catch(app.complain);
+  });
+  view.addEventListener("pointerleave", () => { tip.hidden = true; pointed = null; });
   view.addEventListener("click", (event) => {
     const found = find(event);
     app.set({ pin: found && found.block >= 0 ? layout.blocks.row[found.block] : -1 });

@@ -68,7 +68,8 @@ export const settings = (app) => {
     made(peak, "b", bytes(outcome.peakReserved));
     if (against && against.peakReserved !== outcome.peakReserved) {
       const by = outcome.peakReserved - against.peakReserved;
-      made(peak, "span", ` (${by > 0 ? "+" : "−"}${bytes(Math.abs(by))})`, by > 0 ? "bad" : "");
+      // A program that goes on for longer may need more: neither is trouble by itself.
+      made(peak, "span", ` (${by > 0 ? "+" : "−"}${bytes(Math.abs(by))})`);
     }
     made(line, "span", `peak allocated ${bytes(outcome.peakAllocated)}`);
     made(line, "span", `${many(outcome.deviceAllocs + outcome.deviceFrees, "call")} to the device`);

@@ -14,11 +14,15 @@ const DEEPEST = 1000;
 
 // Live bytes as a tree: a list of calls, the largest first, each behind the one that it was called
 // from, whose number is `up`. A message of objects inside each other must not be deep.
-export const flameOf = (ctx, event) => {
+// `own`: without the frames of libraries; `inverted`: innermost frames first.
+export const flameOf = (ctx, { event, own, inverted }) => {
   const node = (name, where, file, owner) => ({ name, where, file, owner, bytes: 0, count: 0, inner: new Map() });
   const root = node("all live bytes", "", "", "");
   for (const [stack, size, count] of holdersAt(ctx, event)) {
-    const frames = ctx.texts.framesOf(stack).reverse();
+    let frames = ctx.texts.framesOf(stack);
+    const mine = own ? frames.filter(([, , , owner]) => owner === "own") : [];
+    if (mine.length) frames = mine;
+    if (!inverted) frames.reverse();
     if (!frames.length) frames.push([ctx.rules.unknown_place, "", 0, ""]);
     if (frames.length > DEEPEST) frames.splice(DEEPEST, Infinity, ["deeper calls", "", 0, ""]);
     let at = root;

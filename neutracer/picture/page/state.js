@@ -44,7 +44,7 @@ export const write = (state, view, first) => {
   if (state.query) words.set("q", state.query);
   if (state.axis !== first.axis) words.set("axis", state.axis);
   if (state.raw) words.set("raw", "1");
-  if (state.stacking !== "stacks") words.set("by", state.stacking);
+  if (state.stacking !== first.stacking) words.set("by", state.stacking);
   if (state.device !== first.device) words.set("device", state.device);
   return words.toString();
 };

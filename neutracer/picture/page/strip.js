@@ -3,12 +3,20 @@
 
 import { blueAt, mixed, ofHex, packed } from "./dom.js";
 
-// Red, green and blue of each band, and of what a search does not find behind them.
+// Red, green and blue of each band, and of what a search does not find behind them, which a band
+// that is put aside looks like.
+const asideOf = (colours) => mixed(colours.line, colours.page, 0.3);
 export const bandColours = (colours, bands) => [
-  ...bands.map(({ hue, blue }) => (blue !== undefined ? blueAt(colours, blue)
+  ...bands.map(({ hue, blue, isHidden }) => (isHidden ? asideOf(colours) : blue !== undefined ? blueAt(colours, blue)
     : hue < 0 ? mixed(colours.line, colours.grey) : ofHex(colours.hues[hue % colours.hues.length]))),
-  mixed(colours.line, colours.page, 0.3),
+  asideOf(colours),
 ];
+
+// The bands from the bottom up: those that are put aside come last.
+export const stackOrder = (bands) => {
+  const numbers = [...bands, {}].map((_, k) => k);
+  return [...numbers.filter((k) => !bands[k]?.isHidden), ...numbers.filter((k) => bands[k]?.isHidden)];
+};
 
 // The pixels of a canvas, kept from one picture to the next of the same size.
 const images = new WeakMap();
@@ -60,7 +68,7 @@ export const paintMap = (canvas, shot, colours, bands) => {
 export const paintStrip = (canvas, shot, height, top, colours, bands) => {
   const { image, words } = imageOf(canvas, shot.width, height);
   const fills = bandColours(colours, bands).map(packed);
-  const count = fills.length;
+  const [count, order] = [fills.length, stackOrder(bands)];
   const [page, sand, line] = ["page", "sand", "sand-ink"].map((name) => packed(ofHex(colours[name])));
   const ky = height / top;
   words.fill(page);
@@ -71,7 +79,7 @@ export const paintStrip = (canvas, shot, height, top, colours, bands) => {
   let before = -1;
   for (let x = 0; x < shot.width; x++) {
     let [held, y] = [0, 0];
-    for (let k = 0; k < count; k++) {
+    for (const k of order) {
       held += shot.sums ? shot.sums[x * count + k] : (k ? 0 : shot.allocated[x]);
       const next = Math.min(Math.round(held * ky), height);
       if (next > y) { fill(x, y, next, fills[k]); y = next; }

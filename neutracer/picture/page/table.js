@@ -2,16 +2,16 @@
 // A table of any length: only the rows in sight are elements, and only they are asked for.
 
 import { latest } from "./client.js";
-import { made, perFrame } from "./dom.js";
+import { made, perFrame, placed, searched } from "./dom.js";
 
 const ROW = 26;
 // Browsers end an element at some 33 million pixels; longer tables scroll in larger steps.
 const TALLEST = 8e6;
 
-// `columns`: name, kind "num" or "text", wide. `rowsOf(first, count)` promises the rows, and
-// `sorted(column, down)` is told of another order than that by the
-// first column, largest first where `down`.
-export const table = (box, { columns, label, choose, isChosen, rowsOf, sorted, down }) => {
+// `columns`: name, kind "num" or "text", wide, whether it is a place. `rowsOf(first, count)` promises
+// the rows, and `sorted(column, down)` is told of another order than that by the
+// first column, largest first where `down`. `words()`: what stands out in the texts.
+export const table = (box, { columns, label, choose, isChosen, rowsOf, sorted, down, words }) => {
   box.replaceChildren();
   box.setAttribute("role", "table");
   box.setAttribute("aria-label", label);
@@ -43,14 +43,18 @@ export const table = (box, { columns, label, choose, isChosen, rowsOf, sorted, d
   });
 
   const fill = (rows) => {
+    const found = words();
     const elements = rows.map((entry, k) => {
       const line = made(null, "div", "", "row");
       line.setAttribute("role", "row");
       line.setAttribute("aria-rowindex", String(first + k + 1));
       columns.forEach((column, n) => {
-        const cell = made(line, "span", entry.cells[column.at ?? n], `cell ${column.kind} ${column.wide || ""}`);
+        const text = entry.cells[column.at ?? n];
+        const cell = made(line, "span", "", `cell ${column.kind} ${column.wide || ""}`);
         cell.setAttribute("role", "cell");
-        if (column.kind === "text") cell.title = cell.textContent;
+        if (column.isPlace) placed(cell, text, entry.where, found);
+        else searched(cell, text, column.kind === "text" ? found : []);
+        if (column.kind === "text") cell.title = text;
       });
       if (isChosen(entry) || first + k === at) line.classList.add("chosen");
       line.addEventListener("click", () => { at = first + k; choose(entry); });
@@ -105,6 +109,18 @@ export const table = (box, { columns, label, choose, isChosen, rowsOf, sorted, d
   return {
     draw: () => { fill(shown); soon(); },
     show: (found) => { total = found; at = -1; scroll.scrollTop = 0; soon(); },
+    // Scrolls to a row, into the middle where it is not in sight.
+    reveal: (row) => {
+      const [top, height] = [row * ROW, scroll.clientHeight];
+      const full = total * ROW;
+      const scale = full <= TALLEST ? 1 : (TALLEST - height) / (full - height);
+      if (scroll.scrollTop > top * scale || scroll.scrollTop + height < (top + ROW) * scale) {
+        // The sheet may not be as tall as the rows yet.
+        sheet.style.height = `${Math.min(full, TALLEST)}px`;
+        scroll.scrollTop = (top - height / 2) * scale;
+      }
+      soon();
+    },
     order: () => order,
   };
 };

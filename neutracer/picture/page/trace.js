@@ -87,10 +87,15 @@ export const makeTexts = (core, rules, renamed = {}) => {
     const [, file, line, caller] = places[placeOf(stack)];
     return number(["backward pass", file, line, caller]);
   };
-  const nameOf = (place) => {
-    const [name, file, line, caller] = places[place];
-    const where = file ? `${name} ${whereOf(file, line)}` : name;
+  // The end of a place's name that says where it is.
+  const endOf = (place) => {
+    const [, file, line, caller] = places[place];
+    const where = file ? whereOf(file, line) : "";
     return caller ? `${where}, from ${caller}` : where;
+  };
+  const nameOf = (place) => {
+    const [[name], end] = [places[place], endOf(place)];
+    return end.startsWith(",") ? `${name}${end}` : end ? `${name} ${end}` : name;
   };
   const framesOf = (stack) => {
     const found = [];
@@ -125,7 +130,7 @@ export const makeTexts = (core, rules, renamed = {}) => {
     actions.push(clean(name));
   }
   return {
-    raw, text, frame, innermost, parent, places, placeOf, nameOf, framesOf, stackTest, said, actions, unknown,
+    raw, text, frame, innermost, parent, places, placeOf, nameOf, endOf, framesOf, stackTest, said, actions, unknown,
     forwardPlace, callerPlace,
   };
 };

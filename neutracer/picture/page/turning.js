@@ -1,15 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is shown: the device of a file, with all that is asked of it anew when it is another one.
 
+import { drawBill } from "./bill.js";
 import { inOrder, past } from "./client.js";
 import { clean } from "./clean.js";
 import { byId, made } from "./dom.js";
 import { drawFindings, looked, ownFindings } from "./findings.js";
 import { HOST, bytes, deviceName, duration, many, settingsWords } from "./units.js";
 
-// The event that a page opens on: the peak, or where nothing was ever allocated, the last.
-const firstEvent = ({ peak, start, events }) => (peak.allocated.event < 0 && !start.allocated ? events - 1
-  : Math.max(peak.allocated.event, -1));
+// The event that a page opens on: the last request that failed, else the peak, or where nothing
+// was ever allocated, the last.
+const firstEvent = ({ ooms, peak, start, events }) => {
+  if (ooms.length) return ooms[ooms.length - 1].event;
+  return peak.allocated.event < 0 && !start.allocated ? events - 1 : Math.max(peak.allocated.event, -1);
+};
+
+// The axis that says more: by time, unless half of the events lie within this share of it.
+const CROWDED = 0.25;
+const firstAxis = ({ isTimed, halfWithin }) => (isTimed && halfWithin >= CROWDED ? "time" : "event");
 
 // A choice between some, which is none of one.
 const offer = (id, choices) => {
@@ -28,6 +36,7 @@ export const turning = (app, parts) => {
   const setBands = async () => {
     const { bands } = await app.ask("bands", { by: app.state.stacking, query: app.state.query });
     app.bands = bands;
+    for (const one of bands) one.isHidden = app.aside.has(one.name);
   };
 
   // `bands`: what a file that is turned to lacks as well, without which nothing of it can be drawn.
@@ -46,7 +55,7 @@ export const turning = (app, parts) => {
     const at = await app.ask("place", { events: trace.ooms.map(({ event }) => event) });
     app.ooms = trace.ooms.map((oom, k) => ({ ...oom, x: at[k] }));
     Object.assign(app.view, { x0: 0, x1: axis.width, y0: 0, y1: axis.height });
-    app.first = { x1: axis.width, y1: axis.height, axis: trace.isTimed ? "time" : "event", device: app.firstDevice };
+    app.first = { x1: axis.width, y1: axis.height, device: app.firstDevice };
   };
 
   // The lanes under the timeline come after its first picture.
@@ -110,13 +119,14 @@ export const turning = (app, parts) => {
     Object.assign(app, { pinned: null, hovered: null, ranged: null, moment: null });
     app.start = {
       event: firstEvent(app.trace), pin: -1, held: false, range: null, query: "",
-      axis: app.trace.isTimed ? "time" : "event", stacking: "stacks", raw: false,
+      axis: firstAxis(app.trace), stacking: "stacks", raw: false,
     };
     Object.assign(app.state, app.start, { device });
     await setAxis(setBands);
-    const { trace } = app;
+    const { trace, state } = app;
     figures();
     drawFindings(app, toldOf(device)?.findings ?? ownFindings(app));
+    drawBill(toldOf(device)?.bill);
     document.querySelector("[data-axis=time]").disabled = !trace.isTimed;
     byId("kept").textContent = `all ${many(trace.rows, "allocation")} and ${many(trace.events, "event")}`;
     byId("device").value = String(device);
@@ -124,8 +134,10 @@ export const turning = (app, parts) => {
     app.moved();
     if (isShown) parts.overview.now();
     await Promise.all([settle(), setLanes()]);
+    // Purposes say more than lines where they are known of most bytes.
+    if (trace.isMostlyKnown) app.start.stacking = state.stacking = "categories";
     // What has no stack has a place by now, where a backward pass says whose it was.
-    if (trace.isNamed) { app.serial += 1; await setBands(); app.show(); }
+    if (trace.isNamed || trace.isMostlyKnown) { app.serial += 1; await setBands(); app.show(); }
     if (!toldOf(device)) drawFindings(app, ownFindings(app, await looked(app)));
     parts.lists.reset();
     if (isShown) parts.overview.now();
