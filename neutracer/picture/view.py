@@ -20,6 +20,7 @@ from typing import Any, overload
 
 from neutracer._native import core
 from neutracer.arguments import number_pair, path_name
+from neutracer.fragmentation.findings import BANDS
 from neutracer.oom.bill import Bill, BillTerm
 from neutracer.overview import DeviceOverview, OverviewReport, overview
 from neutracer.picture.extra import marked, opened
@@ -446,6 +447,7 @@ def page_rules() -> str:
         "steps": STEP_WORDS,
         "causes": CAUSES,
         "flaws": FLAW_RULES,
+        "bands": BANDS,
     }
     return json.dumps(rules, default=_plain, separators=(",", ":")).replace("<", "\\u003c")
 

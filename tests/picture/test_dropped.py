@@ -528,8 +528,27 @@ def test_what_waits_for_a_stream_is_no_matter_of_settings(chromium, page, tmp_pa
 
 def test_what_the_page_does_not_look_for_is_said(chromium, page, tmp_path):
     drop(chromium, page, plain("leak_list", tmp_path))
-    assert "nothing stands out" in chromium.value(FINDINGS)
+    assert "nothing stands out" not in chromium.value(FINDINGS)
+    assert "growth from step to step" in chromium.value(FINDINGS)
     assert "neutracer report" in chromium.value("document.getElementById('findings').textContent")
+
+
+LOOKED = ("out_of_memory", "fragmentation_peak", "fragmentation")
+
+
+@pytest.mark.parametrize("name", ["frag_default", "train_resnet_healthy", "leak_list"])
+def test_a_dropped_file_has_the_findings_of_the_command(chromium, page, tmp_path, name):
+    path = plain(name, tmp_path)
+    drop(chromium, page, path)
+    chromium.until("document.getElementById('findings').textContent.includes('unused now')")
+    told = chromium.value(
+        "[...document.querySelectorAll('#findings article')].map(a => "
+        "[a.querySelector('.word').textContent, a.querySelector('strong').textContent])"
+    )
+    report = neutracer.report(path)
+    wanted = [[str(one.severity), one.message] for one in report.findings if one.kind in LOOKED]
+    others = ("not looked at", "history begins late")
+    assert [one for one in told if not any(words in one[1] for words in others)] == wanted
 
 
 @pytest.mark.parametrize("kind", [*SAID, "segments_missing"])
@@ -1123,10 +1142,9 @@ def test_failures_say_why(chromium, page, tmp_path):
     drop(chromium, page, path)
     timeline = neutracer.load(path).timeline()
     event = next(i for i, e in enumerate(timeline.events) if e.action == "oom")
-    chromium.until("document.querySelector('#findings .notes').childElementCount", 6)
+    chromium.until("document.querySelector('#findings .notes').childElementCount", 3)
     said = chromium.value("document.querySelector('#findings article').textContent")
     holes = [b.size for b in timeline.at(event).blocks if b.state == "inactive"]
-    assert "though the device had room" in said
     assert "what refused was a limit of the process" in said
     assert f"{format_bytes(timeline.allocated[event])} were allocated then" in said
     assert f"{format_bytes(sum(holes))} of the {format_bytes(timeline.reserved[event])}" in said
@@ -1153,7 +1171,7 @@ def test_what_others_may_not_use_is_no_fragmentation(chromium, page, tmp_path, n
     path = tmp_path / f"{name}.pickle"
     path.write_bytes(lzma.decompress((DATA / "oom" / f"{name}.pickle.xz").read_bytes()))
     drop(chromium, page, path)
-    chromium.until("document.querySelector('#findings .notes').childElementCount > 3")
+    chromium.until("document.querySelectorAll('#findings .lead').length", 2)
     said = chromium.value("document.querySelector('#findings article').textContent")
     assert words in said
     assert ("that is fragmentation" in said) == (words == "that is fragmentation")

@@ -85,7 +85,10 @@ export const makeAnswers = (core, rules, about) => {
     const ooms = [];
     for (let event = 0; event < c.events; event++) {
       if (c.e.action.view[event] === oom) {
-        ooms.push({ event, asked: c.e.size.at(event), free: c.e.device_free ? c.e.device_free.at(event) : 0 });
+        ooms.push({
+          event, asked: c.e.size.at(event), free: c.e.device_free ? c.e.device_free.at(event) : 0,
+          place: texts.placeOf(c.e.stack.view[event]),
+        });
       }
     }
     ctx.lists = makeLists(ctx);
@@ -199,6 +202,14 @@ export const makeAnswers = (core, rules, about) => {
     return answer;
   };
 
+  // The event that ends the call that began with a new segment.
+  const opening = ["segment_alloc", "segment_map"].map((name) => texts.actions.indexOf(name));
+  const wholeCall = (c, event) => {
+    let end = event;
+    while (end + 1 < c.events && opening.includes(c.e.action.view[end])) end += 1;
+    return end;
+  };
+
   // The last event at or before a position; -1 before the first.
   const eventAt = (x) => {
     const states = core.column("axis.states");
@@ -221,6 +232,7 @@ export const makeAnswers = (core, rules, about) => {
     band: (wanted) => ctx.bands.at(wanted),
     at: ({ x }) => ({ event: Math.max(eventAt(x), -1) }),
     place: ({ events }) => events.map((event) => positionOf(event)),
+    whole: ({ event }) => ({ event: wholeCall(ctx.columns(), event) }),
     highest: ({ metric, first, end }) => ({
       event: core.exports.highest(metric === "reserved" ? 1 : 0, first + 1, end + 1) - 1,
     }),

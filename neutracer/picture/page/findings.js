@@ -9,12 +9,18 @@ const SHOWN = 2;
 
 const NOTHING = { severity: "info", message: "nothing stands out: no out-of-memory event, no fragmentation worth mentioning", notes: [] };
 
-// Requests that failed which are told of.
-const FAILURES = 3;
+// What a page without Python leaves out.
+const NOT_LOOKED = {
+  severity: "info", message: "growth from step to step, reference cycles and the cause of a failure were not looked at: that needs Python",
+  notes: ["The command neutracer report looks at all of it in the file, and neutracer explain at a failure and what would have fitted."],
+};
 
-// From so many bytes and from this share of what is reserved on, it is worth a line.
-const LEAST = 2 ** 28;
-const LEAST_SHARE = 0.2;
+// Places of failed requests that are told of.
+const FAILURES = 8;
+
+// Fewer unused bytes are of no account (fragmentation/findings.py).
+const LITTLE = 2 ** 26;
+const RANKS = ["info", "moderate", "serious", "severe"];
 
 // Steps that are compared with the one in which a request failed, and how much larger that is.
 const LEAST_STEPS = 2;
@@ -54,14 +60,47 @@ const failureNotes = ({ asked, free }, most, { by, allocated, reserved, largestH
   if (inside > 0) notes.push(holeNote({ asked, most, inside, reserved, largestHole, closed }));
   if (pending) notes.push(`${bytes(pending)} of that was freed, and waited for another stream.`);
   notes.push("The event's button takes the cursor there: Stacks shows who holds what, and What if what other settings do.");
-  notes.push("With the file, the command neutracer explain says what made the difference, and what would have fitted.");
   return notes;
 };
 
-// What was reserved at most beyond what was ever allocated, where that is much.
-const unusedAtMost = ({ peak }) => {
-  const unused = peak.reserved.bytes - peak.allocated.bytes;
-  return unused > LEAST && unused / peak.reserved.bytes > LEAST_SHARE ? unused : 0;
+// The severity of unused bytes, by the band of their share.
+const severityOf = (bands, ratio, size) => {
+  const [, word] = bands.find(([limit, name]) => ratio < limit || (name === "serious" && ratio === limit)) ?? [0, "severe"];
+  return word === "good" || size < LITTLE ? "info" : word;
+};
+
+const lesser = (a, b) => (RANKS.indexOf(a) < RANKS.indexOf(b) ? a : b);
+
+// The peak of reserved under expandable segments; null where that can't be replayed exactly.
+const expandedPeak = async (app) => {
+  const { about: { settings }, trace } = app;
+  const isPossible = settings.isNative && !settings.isCpu && !settings.isPinned && !trace.isHost && !app.about.partial;
+  if (!isPossible || /expandable_segments:true/i.test(settings.text)) return null;
+  const { isSame, isEndSame } = await app.ask("program");
+  if (!isSame || !isEndSame) return null;
+  const text = [settings.text, "expandable_segments:True"].filter(Boolean).join(",");
+  return (await app.ask("whatIf", { settings: text, capacity: 0 })).peakReserved;
+};
+
+// How much was unused at the peak of reserved, and is at the end: what the command says. No cure
+// reserves less than the most that was active, and expandable segments only as much as replayed.
+const unusedIn = async (app) => {
+  const { trace, rules: { bands } } = app;
+  const { reserved, active } = trace.peak;
+  if (!trace.events || reserved.event < 0) return null;
+  const { event } = await app.ask("whole", { event: reserved.event });
+  const [then, now] = [await app.ask("moment", { event }), await app.ask("moment", { event: trace.events - 1 })];
+  let spared = reserved.bytes - active.bytes;
+  let peak = severityOf(bands, spared / Math.max(reserved.bytes, 1), spared);
+  let replayed = null;
+  if (peak !== "info" && trace.retries <= trace.ooms.length) {
+    replayed = await expandedPeak(app);
+    if (replayed !== null) spared = Math.min(spared, Math.max(reserved.bytes - replayed, 0));
+    peak = severityOf(bands, spared / reserved.bytes, spared);
+  }
+  const stuck = Math.max(now.reserved - now.allocated - now.reclaimable, 0);
+  const end = lesser(severityOf(bands, stuck ? stuck / (now.reserved - now.reclaimable) : 0, stuck), peak);
+  return { then, now, peak, end, replayed };
 };
 
 // Bytes that were allocated at most before the step in which a request failed; 0 where that is
@@ -78,6 +117,16 @@ const mostBefore = async (app, { x }) => {
   return app.axis === axis ? allocated : 0;
 };
 
+// Failed requests by their place: how many, and the largest, of equal ones the last.
+const failuresOf = ({ ooms }) => {
+  const found = new Map();
+  for (const oom of ooms) {
+    const one = found.get(oom.place) ?? { worst: oom, count: 0 };
+    found.set(oom.place, { worst: oom.asked >= one.worst.asked ? oom : one.worst, count: one.count + 1 });
+  }
+  return [...found.values()].slice(-FAILURES);
+};
+
 // What the findings are about: what can't be as the file says, the moments at which requests
 // failed, and that of the most that was reserved.
 export const looked = async (app) => {
@@ -88,31 +137,43 @@ export const looked = async (app) => {
     .filter(({ pool, used, isExpandable }) => pool.startsWith("private") || (!used && !isExpandable)).reduce((sum, { size, used }) => sum + size - used, 0);
   const failed = async (oom) => ({ ...await at(oom.event), before: await mostBefore(app, oom), closed: await closedAt(oom.event) });
   return {
-    failures: await Promise.all(app.ooms.slice(0, FAILURES).map(failed)),
-    most: unusedAtMost(trace) ? await at(trace.peak.reserved.event) : null,
+    failures: await Promise.all(failuresOf(trace).map(({ worst }) => failed(app.ooms.find(({ event }) => event === worst.event)))),
+    unused: await unusedIn(app),
     flaws: await app.ask("flaws"),
   };
 };
 
-const unusedFinding = ({ peak }, unused, most) => {
-  const { event } = peak.reserved;
-  const { pending = 0 } = most ?? {};
-  if (pending > unused / 2) {
-    return {
-      severity: "serious", message: `${bytes(pending)} was freed and waited for another stream when most was reserved`, event,
+// What is unused, in the words of the command.
+const unusedFindings = (app, { then, now, peak, end, replayed }) => {
+  const { rules: { bands }, trace: { peak: { reserved } } } = app;
+  const found = [];
+  const unused = (moment) => share((moment.reserved - moment.allocated) / moment.reserved);
+  if (then.pending > (then.reserved - then.allocated) / 2 && then.pending >= LITTLE) {
+    found.push({
+      severity: "serious", message: `${bytes(then.pending)} was freed and waited for another stream when most was reserved`, event: then.event,
       notes: ["What another stream uses (record_stream) can't be used again before that stream is done with it: synchronize the "
         + "two before the tensors are freed, or keep the host from running so far ahead. Settings of the allocator change nothing."],
-    };
+    });
+  } else if (peak !== "info" && (RANKS.indexOf(peak) > RANKS.indexOf(end) || reserved.bytes > now.reserved)) {
+    found.push({
+      severity: peak, message: `at its peak ${unused(then)} of the ${bytes(then.reserved)} reserved was unused`, event: reserved.event,
+      notes: [replayed === null ? "What if shows what other settings would have reserved."
+        : `With expandable_segments:True it would have been ${bytes(replayed)} instead of ${bytes(reserved.bytes)} (replayed): see What if.`],
+    });
   }
-  return {
-    severity: "moderate", message: `${bytes(unused)} (${share(unused / peak.reserved.bytes)}) more was reserved at most than was ever allocated`,
-    event, notes: ["What if shows what expandable_segments:True would have reserved."],
-  };
+  const ratio = now.reserved ? (now.reserved - now.allocated) / now.reserved : 0;
+  if (ratio >= bands[0][0]) {
+    found.push({
+      severity: end, message: `${unused(now)} of the ${bytes(now.reserved)} reserved is unused now`,
+      notes: now.reclaimable ? [`empty_cache() returns ${bytes(now.reclaimable)}`] : [],
+    });
+  }
+  return found.sort((a, b) => RANKS.indexOf(b.severity) - RANKS.indexOf(a.severity));
 };
 
 // What the figures of a device say by themselves; `moments` are those that they are about, once
 // they are known.
-export const ownFindings = (app, moments = { failures: [], most: null, flaws: { notes: [] } }) => {
+export const ownFindings = (app, moments = { failures: [], unused: null, flaws: { notes: [] } }) => {
   const { trace, about } = app;
   const found = [];
   if (about.partial) {
@@ -125,18 +186,15 @@ export const ownFindings = (app, moments = { failures: [], most: null, flaws: { 
       notes: ["Call torch.cuda.memory._record_memory_history() where the program begins; snapshots then say what was allocated when, and by which line."] });
     return found;
   }
-  trace.ooms.slice(0, FAILURES).forEach((oom, k) => {
+  failuresOf(trace).forEach(({ worst, count: times }, k) => {
+    const notes = moments.failures[k] ? failureNotes(worst, trace.peak.reserved.bytes, moments.failures[k]) : [`The device had ${bytes(worst.free)} free.`];
     found.push({
-      severity: "severe", message: `out of memory: requested ${bytes(oom.asked)} at event ${count(oom.event)}`
-        + `${oom.free >= oom.asked ? ", though the device had room" : ""}`, event: oom.event,
-      notes: moments.failures[k] ? failureNotes(oom, trace.peak.reserved.bytes, moments.failures[k]) : [`The device had ${bytes(oom.free)} free.`],
+      severity: "severe", message: `out of memory: requested ${bytes(worst.asked)}${times > 1 ? `, ${count(times)} times from one place` : ""}`,
+      event: worst.event, lead: notes.slice(0, 2), notes: notes.slice(2),
     });
   });
-  const unused = unusedAtMost(trace);
-  if (unused) found.push(unusedFinding(trace, unused, moments.most));
-  if (!found.length) {
-    found.push({ ...NOTHING, notes: ["Memory that grows from step to step, and why blocks are kept, is found with the file by the command neutracer report."] });
-  }
+  if (moments.unused) found.push(...unusedFindings(app, moments.unused));
+  found.push(NOT_LOOKED);
   if (!trace.complete && !about.partial) {
     found.push({ severity: "info", message: "the history begins late: what was allocated before is known from what is left of it",
       notes: ["Who allocated that is seen where recording begins with the program, with room for all of its events (max_entries)."] });
@@ -179,9 +237,11 @@ export const drawFindings = (app, findings) => {
     article(app, box, NOTHING);
     return;
   }
-  findings.slice(0, SHOWN).forEach((finding, k) => article(app, box, finding, !k));
-  if (findings.length <= SHOWN) return;
+  const looked = findings.filter((one) => one !== NOT_LOOKED);
+  looked.slice(0, SHOWN).forEach((finding, k) => article(app, box, finding, !k));
+  if (looked.length < findings.length) article(app, box, NOT_LOOKED);
+  if (looked.length <= SHOWN) return;
   const more = made(box, "details");
-  made(more, "summary", `${findings.length - SHOWN} more`, "muted");
-  for (const finding of findings.slice(SHOWN)) article(app, more, finding);
+  made(more, "summary", `${looked.length - SHOWN} more`, "muted");
+  for (const finding of looked.slice(SHOWN)) article(app, more, finding);
 };

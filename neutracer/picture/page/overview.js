@@ -30,7 +30,7 @@ export const overview = (app) => {
   const size = () => {
     const width = box.clientWidth;
     const room = window.innerHeight - box.getBoundingClientRect().top - window.scrollY - 16;
-    const height = Math.round(Math.min(Math.max(room, width < 560 ? 400 : 430), 900));
+    const height = Math.round(Math.min(Math.max(room, width < 560 ? 400 : 350), 900));
     box.style.height = `${height}px`;
     g = geometry(width, height, app.axis ? app.axis.lanes.lanes.length : 0, app.ooms?.length > 0);
     box.dataset.map = [g.left, g.mapTop, g.plotWidth, g.mapHeight].join();

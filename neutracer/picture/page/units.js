@@ -43,7 +43,11 @@ export const duration = (us) => {
   return `${count(minutes)} min ${Math.round(us / 1e6 - minutes * 60)} s`;
 };
 
-export const share = (ratio) => `${(ratio * 100).toFixed(1)} %`;
+// It is 0 or 100 only where the ratio is 0 or 1.
+export const share = (ratio) => {
+  if (ratio > 0 && ratio < 0.001) return "<0.1 %";
+  return ratio > 0.999 && ratio < 1 ? ">99.9 %" : `${(ratio * 100).toFixed(1)} %`;
+};
 
 const FACTORS = { "": 1, b: 1, k: 1024, kb: 1e3, kib: 1024 };
 ["m", "g", "t"].forEach((letter, power) => {
