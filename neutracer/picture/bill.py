@@ -131,7 +131,7 @@ def _draw_bar(axes: Any, row: int, bar: _Bar, palette: Palette) -> None:
             place, look = (at, row - _HIGH / 2), {"facecolor": colour, "edgecolor": palette.grey}
             axes.add_patch(Rectangle(place, size, _HIGH, linewidth=0.6, **look))
         at += size
-    words: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "parse_math": False}
+    words: dict[str, Any] = {"xycoords": ("axes fraction", "data")}
     words |= {
         "textcoords": "offset points",
         "ha": "right",
@@ -162,7 +162,7 @@ def _write(figure: Any, why: ExplainReport, title: str, head: list[str], palette
     """The title, the cause, the key and what the lines are compared with."""
     high = figure.get_size_inches()[1]
     left = 0.3 / _WIDE
-    style: dict[str, Any] = {"parse_math": False, "va": "top"}
+    style: dict[str, Any] = {"va": "top"}
     name = sentence(title, 80)
     figure.text(left, 1 - 0.16 / high, name, color=palette.ink, size=13, weight="bold", **style)
     for number, line in enumerate(head):

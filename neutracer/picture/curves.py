@@ -58,7 +58,7 @@ def draw_fragmentation(scene: Scene, event: int | None, palette: Palette) -> Any
         head = f"the {shown} largest of {count} segments after {when}"
     head = f"{head}: blocks are blue, holes sand" if count else f"nothing reserved after {when}"
     axes.set_title(head, loc="left", fontsize=9.5, color=palette.ink)
-    style: dict[str, Any] = {"parse_math": False, "va": "top"}
+    style: dict[str, Any] = {"va": "top"}
     title = sentence(scene.title, 80)
     figure.text(0.085, 0.985, title, color=palette.ink, size=13, weight="bold", **style)
     state = event + 1
@@ -261,7 +261,7 @@ def draw_stacked(scene: Scene, by: str, top: int, palette: Palette) -> Any:
     time_axis(axes, scene.by_time, len(scene.timeline))
     _legend(axes, palette)
     draw_ooms(scene, None, axes, palette)
-    written: dict[str, Any] = {"parse_math": False, "va": "top"}
+    written: dict[str, Any] = {"va": "top"}
     title = sentence(scene.title, 80)
     figure.text(0.075, 0.985, title, color=palette.ink, size=13, weight="bold", **written)
     state, nbytes = scene.peak(scene.allocated)
@@ -298,7 +298,6 @@ def _legend(axes: Any, palette: Palette) -> None:
         labelcolor=palette.ink,
     )
     for text, (_, name) in zip(legend.get_texts(), shown, strict=True):
-        text.set_parse_math(False)
         text.set_text(sentence(name, _MOST_NAME))
     axes.figure.escape_texts()
     place = axes.get_position()

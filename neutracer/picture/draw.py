@@ -539,11 +539,9 @@ def _box(figure: Any, left: float, bottom: float, width: float, height: float) -
 
 
 def _text(figure: Any, x: float, y: float, text: str, colour: str, size: float, **more: Any) -> Any:
-    """Text of the file, in which nothing is a formula, at inches from the lower left."""
+    """Text at inches from the lower left."""
     wide, high = figure.get_size_inches()
-    return figure.text(
-        x / wide, y / high, text, color=colour, fontsize=size, parse_math=False, va="top", **more
-    )
+    return figure.text(x / wide, y / high, text, color=colour, fontsize=size, va="top", **more)
 
 
 def _columns(panel: _Panel, figure: Any) -> int:
@@ -784,7 +782,7 @@ def _draw_frames(axes: Any, scene: Scene, frames: Frames, pixels: Any, palette: 
         interpolation="nearest",
     )
     axes.set_xlabel("frame")
-    style = {"color": palette.ink, "loc": "left", "fontsize": 12, "parse_math": False}
+    style = {"color": palette.ink, "loc": "left", "fontsize": 12}
     axes.set_title(sentence(scene.title, 60), pad=18, **style)
     ooms = {oom.state for oom in scene.ooms}
     for column, (state, _) in enumerate(frames):

@@ -148,10 +148,10 @@ def save_picture(
     Raises:
         OSError: It can't be written.
     """
-    from neutracer.picture.figure import without_tex
+    from neutracer.picture.figure import in_plain_text
 
     palette = palette_of(dark)
-    draw = without_tex(draw)
+    draw = in_plain_text(draw)
     figure = draw(palette)
     if dark is None and palette is LIGHT:
         figure.follow_theme(lambda: draw(DARK))

@@ -24,8 +24,9 @@ from neutracer.render.document import Palette
 from neutracer.render.html import MOST_INLINE, theme_rules
 from neutracer.saving import atomic_file
 
-# Names of a file are in the texts, and TeX would run them as a program.
-_WITHOUT_TEX = {"text.usetex": False}
+# Names of a file are in the texts: nothing in them is a formula, and TeX would run them as a
+# program.
+_PLAIN_TEXT = {"text.usetex": False, "text.parse_math": False}
 
 # In a light theme the first of two pictures is shown, in a dark one the second. Where a page has
 # rules for pictures these are stronger; where it drops all of these, the second has no size.
@@ -54,11 +55,11 @@ _TIME_UNITS = (
 )
 
 
-def without_tex(draw: Callable[[Palette], Any]) -> Callable[[Palette], Any]:
-    """A function that draws as this one does, whatever the user's `text.usetex` is."""
+def in_plain_text(draw: Callable[[Palette], Any]) -> Callable[[Palette], Any]:
+    """A function that draws as this one does, without TeX and formulas."""
 
     def drawn(palette: Palette) -> Any:
-        with rc_context(_WITHOUT_TEX):
+        with rc_context(_PLAIN_TEXT):
             return draw(palette)
 
     return drawn
@@ -109,7 +110,7 @@ class Picture(Figure):  # type: ignore[misc]
         self._is_drawn += 1
         try:
             # Ticks are made where they are drawn.
-            with rc_context(_WITHOUT_TEX):
+            with rc_context(_PLAIN_TEXT):
                 yield
         finally:
             self._is_drawn -= 1

@@ -109,9 +109,20 @@ def named(text, file=""):
     return neutracer.load(pickle.dumps(plain))
 
 
-@pytest.mark.parametrize(
-    "draw", [neutracer.mdtp, neutracer.plot_timeline, neutracer.plot_fragmentation]
+def plot_ranks_of(_, **options):
+    return neutracer.plot_ranks(FRAG, **options)
+
+
+PLOTS = (
+    neutracer.mdtp,
+    neutracer.plot_timeline,
+    neutracer.plot_fragmentation,
+    neutracer.plot_bill,
+    plot_ranks_of,
 )
+
+
+@pytest.mark.parametrize("draw", PLOTS)
 def test_names_never_reach_tex(draw, tmp_path, monkeypatch):
     def refused(*unused):
         raise AssertionError("TeX was asked")
@@ -120,7 +131,7 @@ def test_names_never_reach_tex(draw, tmp_path, monkeypatch):
     monkeypatch.setattr(TexManager, "make_dvi", refused)
     snap = named(r"\input{/etc/passwd}\write18{id} $x$")
     with matplotlib.rc_context({"text.usetex": True}):
-        figure = draw(snap, title=r"\write18{id}", output=tmp_path / "picture.pdf")
+        figure = draw(snap, title=r"\write18{id} $\frac{$", output=tmp_path / "picture.pdf")
         figure.savefig(io.BytesIO(), format="svg")
         figure.canvas.draw()
         assert figure._repr_html_()
