@@ -673,6 +673,11 @@ def test_frames_of_libraries_hide_and_stacks_turn_over(browser, tmp_path):
     assert "innermost call on top" in browser.value(
         "document.getElementById('flame-words').innerText"
     )
+    go(browser, "e=200&pin=400")
+    frames = "document.querySelectorAll('#panel .stack li').length"
+    before = browser.value(frames)
+    browser.value("[...document.querySelectorAll('#panel .link')].at(-1).click()")
+    until(browser, f"{frames} < {before}")
 
 
 def test_several_devices_share_a_page(browser, tmp_path):

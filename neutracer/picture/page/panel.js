@@ -37,6 +37,10 @@ const stack = (app, box, block) => {
   const hidden = own.length ? block.frames.length - own.length : 0;
   const frames = isOwnOnly && hidden ? own : block.frames;
   if (!frames.length) return;
+  if (hidden) {
+    const turn = made(box, "button", isOwnOnly ? `show ${many(hidden, "frame")} of libraries` : "hide frames of libraries", "link");
+    turn.addEventListener("click", () => { isOwnOnly = !isOwnOnly; app.render(); });
+  }
   const words = wordsOf(app.state.query);
   const list = made(box, "ol", "", "stack");
   let [shown, k] = [0, 0];
@@ -54,9 +58,6 @@ const stack = (app, box, block) => {
     shown += 1;
   }
   if (k < frames.length) made(list, "li", `and ${count(frames.length - k)} more`, "muted");
-  if (!hidden) return;
-  const turn = made(box, "button", isOwnOnly ? `show ${many(hidden, "frame")} of libraries` : "hide frames of libraries", "link");
-  turn.addEventListener("click", () => { isOwnOnly = !isOwnOnly; app.render(); });
 };
 
 const blockPart = (app, box, block, pinned) => {
