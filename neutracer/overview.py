@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -582,7 +582,8 @@ def failure_findings(
     found = []
     for place, events in list(by_place.items())[-_MOST_PLACES:]:
         # Among equal sizes the last, which the facts beside the file describe.
-        event = max(events, key=lambda number: (sizes[number], number))
+        known = _described(snap, timeline, events) or set(events)
+        event = max(known, key=lambda number: (sizes[number], number))
         times = f", {format_count(len(events))} times from one place" if len(events) > 1 else ""
         message = f"out of memory: requested {format_bytes(sizes[event])}{times}"
         why = _explained(snap, timeline, event)
@@ -602,6 +603,16 @@ def failure_findings(
         kind, size = "out_of_memory", sizes[event]
         found.append(Finding(kind, Severity.SEVERE, size, message, notes, advice, event))
     return tuple(found), kinds, billed
+
+
+def _described(snap: Snapshot, timeline: Timeline, events: list[int]) -> set[int]:
+    """Those failures of one place that the JSON beside the file describes, each written down just
+    after it: of a place that runs out again and again, the first."""
+    times = [one["time_us"] for one in snap.beside.ooms if isinstance(one.get("time_us"), int)]
+    failed = timeline.events.find("action", "oom")
+    at = [timeline.events[event].time_us for event in failed]
+    before = (bisect_right(at, time) - 1 for time in times)
+    return {failed[number] for number in before if number >= 0}.intersection(events)
 
 
 def _explained(snap: Snapshot, timeline: Timeline, event: int) -> ExplainReport | None:
