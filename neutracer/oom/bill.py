@@ -80,11 +80,6 @@ class BillTerm(PlainRow):
     piled_up: int = 0
     this_round: int = 0
 
-    @property
-    def words(self) -> str:
-        """The term as a reader sees it; of a line, its place."""
-        return _WORDS.get(self.term, self.term) if self.place is None else str(self.place)
-
 
 @dataclass(frozen=True)
 class Bill(PlainRow):
@@ -136,7 +131,7 @@ class Bill(PlainRow):
         return Table("term", {name: columns[name] for name in order}, len(terms))
 
     def shown_terms(self) -> tuple[BillTerm, ...]:
-        """The terms that are not empty, with small lines as one; each has `BillTerm.words`."""
+        """The terms that are not empty, with small lines as one; `words` says what each is."""
         lines, told = self.lines, list(self.lines[:_SHOWN_LINES])
         if len(lines) > _SHOWN_LINES:
             told.append(_together(lines[_SHOWN_LINES:]))
@@ -164,9 +159,7 @@ class Bill(PlainRow):
         return ("stands", "piled up", f"this {self.unit}")
 
     def _cells(self, one: BillTerm) -> tuple[Cell, ...]:
-        what: Cell = one.words
-        if not self.request_bytes:
-            what = _WITHOUT_REQUEST.get(one.term, what)
+        what: Cell = self.words(one)
         if one.place is not None:
             # The place alone: functions are in the findings, and a row is one line.
             caller = "" if self.rounds else one.place.caller
@@ -178,6 +171,13 @@ class Bill(PlainRow):
         parts = (one.stands, one.piled_up, one.this_round)
         split = tuple(Figure.bytes(part) if part > least else "" for part in parts)
         return (Figure.bytes(one.bytes), what, *split)
+
+    def words(self, term: BillTerm) -> str:
+        """A term as a reader sees it; of a line, its place."""
+        if term.place is not None:
+            return str(term.place)
+        words = _WORDS.get(term.term, term.term)
+        return words if self.request_bytes else _WITHOUT_REQUEST.get(term.term, words)
 
     def limit_text(self) -> str:
         """What the limit is, in words."""

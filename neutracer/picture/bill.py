@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.patches import Patch, Rectangle
 
-from neutracer.oom.bill import BillTerm
+from neutracer.oom.bill import Bill, BillTerm
 from neutracer.oom.explain import ExplainReport
 from neutracer.picture.extra import picture
 from neutracer.picture.figure import byte_axis, plain_axes, size_text
@@ -78,7 +78,7 @@ def _bars(why: ExplainReport, palette: Palette) -> list[_Bar]:
     begins = []
     for term in sorted(bill.shown_terms(), key=_order):
         parts = _parts(why, term, palette)
-        bars.append(_Bar(_name(term), term.bytes, at, parts, palette.ink))
+        bars.append(_Bar(_name(bill, term), term.bytes, at, parts, palette.ink))
         if term.term in ("free", "not reserved"):
             begins.append(at)
         at += term.bytes
@@ -94,10 +94,10 @@ def _order(term: BillTerm) -> int:
     return _LAST.index(term.term) + 1 if term.term in _LAST else 0
 
 
-def _name(term: BillTerm) -> str:
+def _name(bill: Bill, term: BillTerm) -> str:
     """A term's words; of a line the function is cut, not the place, and who called it left out."""
     if term.place is None:
-        return sentence(term.words)
+        return sentence(bill.words(term))
     where = shorten_left(clean(replace(term.place, caller="").location), _MOST_NAME)
     room = max(_MOST_NAME - len(where), 2)
     return f"{sentence(term.place.function, room)} {where}".strip()

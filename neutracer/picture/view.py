@@ -251,7 +251,7 @@ def device_entries(report: OverviewReport, devices: Sequence[int]) -> list[dict[
                 "facts": _facts(report, mine, number),
                 "figures": _figures(mine),
                 "findings": [_finding(finding) for finding in _findings_of(report, mine)],
-                "bill": None if mine is None or mine.bill is None else _bill(mine.bill),
+                "bill": None if mine is None or mine.bill is None else _bill(mine, mine.bill),
             }
         )
     return entries
@@ -366,11 +366,11 @@ def _query(place: Place | None) -> str:
     return f'"{clean(words)}"'
 
 
-def _bill(bill: Bill) -> dict[str, Any]:
+def _bill(mine: DeviceOverview, bill: Bill) -> dict[str, Any]:
     """The bill as its table, and as the parts of one bar: bytes, what they are, and the term."""
     table = bill.block()
     parts = [
-        (size, kind, sentence(term.words))
+        (size, kind, sentence(bill.words(term)))
         for term in bill.shown_terms()
         for size, kind in _term_parts(bill, term)
         if size
@@ -378,6 +378,7 @@ def _bill(bill: Bill) -> dict[str, Any]:
     if bill.missing_bytes:
         parts.append((bill.missing_bytes, "missing", bill.missing_text()))
     return {
+        "when": "when memory ran out" if mine.bills_failure else "at the peak of allocated",
         "columns": table.columns,
         "rows": [[_cell(cell) for cell in row] for row in table.rows],
         "notes": table.notes,

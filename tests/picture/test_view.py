@@ -210,6 +210,19 @@ def test_bundle_refuses_names_not_exported(monkeypatch):
         view_bundle.bundle.__wrapped__("a.js")
 
 
+def test_bill_says_of_which_moment_it_is():
+    failed, healthy = (
+        told(view_html(DATA / f"{name}.pickle.xz"))["devices"][0]["bill"]
+        for name in ("frag_default", "train_resnet_healthy")
+    )
+    assert failed["when"] == "when memory ran out"
+    assert healthy["when"] == "at the peak of allocated"
+    for bill in (failed, healthy):
+        assert sum(size for size, kind, _ in bill["parts"] if kind != "missing") == bill["limit"]
+    # Nothing is of use to a request where none was made.
+    assert not any("request" in words for _, _, words in healthy["parts"])
+
+
 def test_late_gradients_stand_among_the_findings():
     page = view_html(DATA / "train_resnet_late_zero_grad.pickle.xz")
     (device,) = told(page)["devices"]

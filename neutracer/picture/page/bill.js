@@ -11,10 +11,10 @@ export const drawBill = (bill) => {
   box.hidden = !bill;
   box.replaceChildren();
   if (!bill) return;
-  const { columns, rows, notes, limit, parts, key } = bill;
+  const { when, columns, rows, notes, limit, parts, key } = bill;
   const summary = made(box, "summary");
   const line = made(summary, "span", "", "line");
-  made(line, "b", `${bytes(limit)}, and who had it`);
+  made(line, "b", `${bytes(limit)}, and who had it ${when}`);
   const named = key.length ? key.map((name, k) => [KINDS[k], name]) : [["stands", "in use"]];
   for (const [kind, name] of [...named, ["free", "free"], ["missing", "missing"]]) {
     if (!parts.some(([, of]) => of === kind)) continue;
