@@ -547,6 +547,9 @@ def _of_pools(fragmentation: FragmentationReport) -> list[tuple[str, str]]:
 
 # ---- Findings ----------------------------------------------------------------------------
 
+# Verdicts on a failure that explain why memory grew.
+_GROWS = {"leak", "cache_growth", "cycle_garbage"}
+
 # Longer traces are left to `leak_trend`, to bound the cost of an overview.
 _MOST_EVENTS = 1_000_000
 
@@ -647,7 +650,7 @@ def trend_findings(
         return (), str(error)
     if trend.verdict == "unknown":
         return (), _clause(trend.because)
-    if trend.verdict in ("steady", *known):
+    if trend.verdict == "steady" or known & _GROWS:
         return (), ""
     which = f", device={timeline.device}" if len(snap.devices) > 1 else ""
     call = Copyable(f"neutracer.leak_trend({json.dumps(file)}{which})")

@@ -537,6 +537,12 @@ class Case:
         asks = stacks[event]
         return asks == NONE or asks in stacks[: self.growth.rounds.begins[-1]]
 
+    def holder_of(self, place: Place) -> str:
+        """Who held the blocks of a line in the process, as a chain of names; "" where nothing of
+        Python does, or it was not asked."""
+        chain = dict(self.facts.holders).get(str(place), "")
+        return "" if chain.startswith(("garbage", "no Python object")) else chain
+
     @cached_property
     def garbage_made(self) -> list[tuple[Place, int, int]]:
         """The lines that made the garbage whose addresses are known: bytes and blocks."""

@@ -19,7 +19,7 @@ from neutracer.oom.trials import Trial, Trials
 from neutracer.render.document import Copyable, Note, Place
 from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.stacks import NONE, Frame, callers_of, grouped, place_of
+from neutracer.trace.stacks import NONE, UNKNOWN_PLACE, Frame, callers_of, grouped, place_of
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_share
 from neutracer.whatif.settings import canonical, expandable_advice
@@ -629,8 +629,10 @@ def young_pile(case: Case, bill: Bill) -> Verdict | None:
         Note(f"{format_bytes(one.piled_up)} more than {unit} before, by", one.place)
         for one in lines[:_TOLD]
     )
+    evidence += _held_by(case, lines[0].place or UNKNOWN_PLACE)
     graph = sum(one.piled_up for one in lines if one.category == "activation")
-    advice = (Note(_let_go(case, 2 * graph > nbytes), lines[0].place),)
+    first = lines[0].place or UNKNOWN_PLACE
+    advice = (_let_go(case, first, 2 * graph > nbytes),)
     message = f"leak: {format_bytes(nbytes)} piled up over {unit}"
     remedy = Remedy("release", place=lines[0].place)
     frees = frozenset(at[row] for row in kept)
@@ -701,8 +703,10 @@ def made_again(case: Case) -> Verdict | None:
         for place, size, count in by_line[:_TOLD]
     )
     first = by_line[0][0]
+    evidence += _held_by(case, first)
+    text, chain = "let go of the models, their gradients and optimizers", case.holder_of(first)
     advice = (
-        Note("let go of the models that are made here, their gradients and optimizers:", first),
+        Note(f"{text}, in {chain}") if chain else Note(f"{text}, that are made here:", first),
         Note("what keeps one is often small: a scheduler, a closure, a list of results"),
     )
     message = f"models made before are still there: {format_bytes(nbytes)}"
@@ -756,7 +760,7 @@ def _over(growth: Growth) -> str:
 
 
 def _evidence(case: Case, growth: Growth) -> tuple[Note, ...]:
-    unit, holders = growth.rounds.unit, dict(case.facts.holders)
+    unit = growth.rounds.unit
     notes = []
     for one in growth.growers[:_TOLD]:
         text = f"{format_bytes(one.bytes)} in {format_count(one.count, 'block')}, "
@@ -764,16 +768,25 @@ def _evidence(case: Case, growth: Growth) -> tuple[Note, ...]:
         notes.append(Note(text, one.place))
         if one.callers:
             notes.append(Note("called by", one.callers[0]))
-        if holders.get(str(one.place)):
-            notes.append(Note(f"held by {holders[str(one.place)]}"))
+        notes += _held_by(case, one.place)
     return tuple(notes)
 
 
-def _let_go(case: Case, of_modules: bool) -> str:
-    """What to do with what is kept: activations of a program that trains hang on a graph."""
-    if of_modules and case.timeline is not None and case.timeline.passes.backward:
-        return "keep numbers, not tensors with their graph (loss.item(), x.detach()):"
-    return "drop what is no longer needed, move it to the CPU, or keep numbers (loss.item()):"
+def _held_by(case: Case, place: Place) -> tuple[Note, ...]:
+    """Who held the blocks of a line, where the process was asked."""
+    chain = case.holder_of(place)
+    return (Note(f"held by {chain}"),) if chain else ()
+
+
+def _let_go(case: Case, place: Place, of_modules: bool) -> Note:
+    """What to do with what is kept: by its holder, which is where to edit, where it is known; else
+    by the line that makes it. Activations of a program that trains hang on a graph."""
+    text = "drop what is no longer needed, move it to the CPU, or keep numbers (loss.item())"
+    chain = case.holder_of(place)
+    trains = case.timeline is not None and bool(case.timeline.passes.backward)
+    if "autograd graph" in chain or (of_modules and trains):
+        text = "keep numbers, not tensors with their graph (loss.item(), x.detach())"
+    return Note(f"{text} in {chain}") if chain else Note(f"{text}:", place)
 
 
 # What a chain of holders says where an exception keeps the frames that it came through.
@@ -782,7 +795,7 @@ _OF_AN_EXCEPTION = ("traceback", "__context__", "__cause__")
 
 def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
     notes: tuple[Note, ...]
-    held = dict(case.facts.holders).get(str(growth.growers[0].place), "")
+    held = case.holder_of(growth.growers[0].place)
     if any(word in held for word in _OF_AN_EXCEPTION):
         notes = (
             Note(
@@ -827,7 +840,7 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
             Note("neutracer.why_alive(parameter) and find_autograd_cycles() say what keeps them"),
         )
     else:
-        notes = (Note(_let_go(case, 2 * of_modules > growth.bytes), first),)
+        notes = (_let_go(case, first, 2 * of_modules > growth.bytes),)
     return notes, Remedy("release", place=first, callers=grower.callers)
 
 
