@@ -21,6 +21,8 @@ from neutracer._native import core
 from neutracer.arguments import reader_name
 from neutracer.trace.flaws import KEY, Rehearsed
 from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.uses import KEY as USES
+from neutracer.trace.uses import Uses
 
 # ---- Stacks ------------------------------------------------------------------------------
 
@@ -268,17 +270,18 @@ class Requests:
 
     Attributes:
         stacks: The stacks that events refer to.
+        uses: The uses of each request by its handle.
         live_bytes: Bytes that are allocated, as requested.
         peak_bytes: The most of them at one time.
     """
 
     def __init__(self) -> None:
-        self.stacks = CallStacks()
+        self.stacks, self.uses = CallStacks(), Uses()
         self.live_bytes = self.peak_bytes = 0
         # Handle, bytes (0 ends it), stream, stack, time and note of each event.
         self._events: list[tuple[int, int, int, int, int, str]] = []
         self._sizes: dict[int, tuple[int, int]] = {}
-        self._count = 0
+        self._count = 0  # Handles count requests from 1, as `uses` does.
         self._bounds: dict[int, tuple[int, int]] = {}
         self._calls: list[int] = []
         self._annotations: list[dict[str, Any]] = []
@@ -305,6 +308,7 @@ class Requests:
         """
         self._count += 1
         handle = self._count
+        self.uses.request()
         if bounds is not None and bounds[0] != bounds[1]:
             self._bounds[len(self._events)] = (bounds[0], bounds[1])
         # What may take nothing is kept, so that it has a place in the trace.
@@ -397,6 +401,7 @@ class Requests:
         unfinished = self.unfinished()
         if facts is not None:
             unfinished["allocator_settings"][KEY] = facts.to_text()
+            unfinished["allocator_settings"][USES] = self.uses.text(0)
         native = core.load(pickle.dumps(unfinished, protocol=4), sys.maxsize, None)
         program = core.Program(core.Timeline(native, 0))
         if not self._calls:

@@ -378,9 +378,10 @@ class Replica(nn.Module):  # type: ignore[misc]
         most = _BUCKET if bucket_cap_mb is None else int(bucket_cap_mb * (1 << 20))
         trained = [p for p in module.parameters() if p.requires_grad]
         self._buckets = [_bucket(group) for group in _grouped(trained, most)]
-        if gradient_as_bucket_view:
-            for bucket, group in self._buckets:
-                for parameter in group:
+        for bucket, group in self._buckets:
+            for parameter in group:
+                parameter.register_post_accumulate_grad_hook(partial(_reduce, bucket))
+                if gradient_as_bucket_view:
                     _give(parameter, bucket)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -417,6 +418,11 @@ def _grouped(parameters: list[nn.Parameter], most: int) -> Iterator[list[nn.Para
 def _bucket(group: list[nn.Parameter]) -> tuple[Tensor, list[nn.Parameter]]:
     with torch.no_grad():
         return group[0].new_empty(sum(p.numel() for p in group)), group
+
+
+def _reduce(bucket: Tensor, parameter: nn.Parameter) -> None:
+    """Use a bucket, as the copy of a gradient into it and its reduction would."""
+    bucket[:0].zero_()
 
 
 def _give(parameter: nn.Parameter, bucket: Tensor) -> None:

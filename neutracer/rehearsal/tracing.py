@@ -12,7 +12,7 @@ import torch
 import torch.utils
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, UnsupportedOperatorException
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from neutracer.rehearsal.kernels import recurrent
 from neutracer.rehearsal.kernels.attention import Attention
@@ -206,10 +206,28 @@ REPLACED: dict[Any, Callable[..., Any]] = {
 #: Operators whose kernels make their results from the last to the first: of dropout the mask.
 _LAST_FIRST = frozenset({torch.ops.aten.native_dropout.default})
 
+#: Operators that look only at a tensor's shape, type and device.
+_ALIKE = frozenset(
+    {
+        *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
+        *("randint_like", "new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
+        *("device", "is_same_size", "is_pinned"),
+    }
+)
+
 #: Operators that copy arguments, to lay them out one after the other, before they make results.
 _COPIES_FIRST = frozenset(
     {torch.ops.aten.embedding.default, torch.ops.aten.native_layer_norm.default}
 )
+
+
+def _plain(tensor: Tensor) -> list[Tensor]:
+    """The tensors of a wrapper, such as a DTensor's shard; else the tensor itself."""
+    if isinstance(tensor, FakeTensor) or not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    inner = (getattr(tensor, name) for name in names)
+    return [one for value in inner if isinstance(value, Tensor) for one in _plain(value)]
 
 
 class Tracing(TorchDispatchMode):  # type: ignore[misc]
@@ -256,10 +274,28 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
             if "'aten::empty_strided'" in str(error) or str(error).startswith("CUDA error"):
                 raise UnsupportedOperatorException(func) from error
             raise
+        used = self._used(func, args, kwargs, result)
         if is_in_place:
             self._pass_on(args[0].untyped_storage(), result.untyped_storage())
         self.note(func, args, kwargs, result)
+        for handle in used:
+            self.requests.uses.use(handle)
         return result
+
+    def _used(self, func: Any, args: Any, kwargs: Any, result: Any) -> list[int]:
+        """The handles of what an operator reads or writes: of views and shapes nothing."""
+        if func._schema.name.partition("::")[2] in _ALIKE:
+            return []
+        given = {
+            tensor.untyped_storage()._cdata
+            for one in tensors_in([*args, *kwargs.values()])
+            for tensor in _plain(one)
+        }
+        if not func._schema.is_mutable:
+            found = [tensor.untyped_storage()._cdata for tensor in tensors_in(result)]
+            if found and given.issuperset(found):
+                return []
+        return [self._handles[key][0] for key in given if key in self._handles]
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Record an operator's requests: results, then the scratch memory of its kernel."""
@@ -278,12 +314,15 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         taken: list[int] = []
         if takes:
             for nbytes in takes.kept:
-                requests.alloc(nbytes, stack, self.stream, takes.note)
+                kept = requests.alloc(nbytes, stack, self.stream, takes.note)
+                requests.uses.lose(kept)
             for likely, *bounds in takes.freed:
                 taken.append(requests.alloc(likely, stack, self.stream, takes.note, bounds))
         for tensor in fresh:
             self._hold(tensor, stack)
+            self.requests.uses.made(self._handles.get(tensor.untyped_storage()._cdata, (0,))[0])
         for handle in reversed(taken):
+            requests.uses.use(handle)
             requests.free(handle, stack)
 
     def _is_fresh(self, tensor: Tensor) -> bool:
@@ -324,6 +363,12 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
     def holds(self, storage: Any) -> bool:
         """Whether a storage's memory is recorded."""
         return bool(storage._cdata in self._handles)
+
+    def lose(self, tensor: Tensor) -> None:
+        """Note that a tensor may be used where no operator shows it."""
+        known = self._handles.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            self.requests.uses.lose(known[0])
 
     def resized(self, storage: Any, nbytes: int) -> None:
         """Record a storage resized in place."""
@@ -403,6 +448,16 @@ def _resizer(tracing: Tracing) -> Any:
     return resize_
 
 
+def _pointer(tracing: Tracing) -> Any:
+    plain = Tensor.data_ptr
+
+    def data_ptr(tensor: Tensor) -> Any:
+        tracing.lose(tensor)
+        return plain(tensor)
+
+    return data_ptr
+
+
 def _loader(plain: Any) -> Any:
     """DataLoader.__init__ without workers: other processes and threads lack fake tensors."""
 
@@ -466,6 +521,7 @@ def patches(tracing: Tracing) -> list[tuple[Any, str, Any]]:
         (sys.modules["torch.utils"], "weakref", _NoWeakReferences()),
         (FakeTensor, "__deepcopy__", _deepcopy),
         (Tensor, "numpy", _to_numpy(tracing)),
+        (Tensor, "data_ptr", _pointer(tracing)),
         (torch.UntypedStorage, "resize_", _resizer(tracing)),
         (DataLoader, "__init__", _loader(DataLoader.__init__)),
         (DataLoader, "__iter__", _bounded(tracing, DataLoader.__iter__)),

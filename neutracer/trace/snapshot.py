@@ -404,7 +404,9 @@ class Snapshot:
             first, count = self._traces[number] if number < len(self._traces) else (0, 0)
             events, name = self.events[first : first + count], self.device_name(number)
             tensors = self.beside.tensors.get(number, {})
-            made = Timeline(self._native, number, events, self._stacks, name, tensors)
+            made = Timeline(
+                self._native, number, events, self._stacks, name, tensors, self.settings
+            )
             self._timelines[number] = made
         return self._timelines[number]
 

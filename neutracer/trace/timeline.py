@@ -37,6 +37,7 @@ from neutracer.trace.stacks import (
 )
 from neutracer.trace.steps import Steps, steps_of
 from neutracer.trace.table import Column, Table
+from neutracer.trace.uses import use_columns
 
 # ---- Layout ------------------------------------------------------------------------------
 
@@ -488,11 +489,17 @@ class _PlaceNames(Sequence[str]):
 
 
 def allocation_table(
-    c: Mapping[str, Any], stacks: Stacks, decided: Decided, places: Places
+    c: Mapping[str, Any],
+    uses: tuple[array[int], array[int]] | None,
+    stacks: Stacks,
+    decided: Decided,
+    places: Places,
 ) -> Table:
     """The table of `Timeline.allocations`, from the core's columns."""
     names = (name for name in c if name != "stack")
     columns = {n: Column(cast("Callable[[], Any]", lambda n=n: c[n])) for n in names}
+    for name, numbers in zip(("first_use_event", "last_use_event"), uses or (), strict=False):
+        columns[name] = Column(cast("Callable[[], Any]", lambda numbers=numbers: numbers))
     columns["stack"] = Column(lambda: c["stack"], null=NONE)
     columns["category"] = Column(lambda: decided.categories.codes, names=CATEGORIES)
     by_place = _PlaceNames(memoryview(c["stack"]), places)
@@ -573,13 +580,14 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         stacks: Stacks,
         name: str = "",
         tensors: Mapping[int, str] = MappingProxyType({}),
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Made by `Snapshot.timeline`, not by users; `tensors` are categories of final blocks by
-        address."""
+        address, `settings` the file's."""
         self.device = device
         self._name = name or f"cuda:{device}"
         self.events = events
-        self._stacks, self._tensors = stacks, tensors
+        self._stacks, self._tensors, self._settings = stacks, tensors, settings
         self._native = core.Timeline(snapshot, device)
         self._columns = self._native.tables()
 
@@ -677,11 +685,17 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         alloc_event (-1: before the trace), free_event (of free_requested; -1: not in the
         trace, -2: before it), completed_event (of free_completed; -1: not in the trace),
         stack, category (as in `categories`), place (as in `holders`).
+
+        If uses were observed (`rehearse`, `record(uses=True)`) also first_use_event (-1: nothing
+        used it after the operator that made it; -2: unknown) and last_use_event (-2: unknown),
+        each the last request before the use. Writes in place and uses through views count, views
+        alone don't.
         """
+        columns = self._columns["allocations"]
+        made = memoryview(columns["alloc_event"])
+        uses = use_columns(self._settings, self.device, self.events.codes("action"), made)
         # Without a reference to the timeline, which keeps this table.
-        return allocation_table(
-            self._columns["allocations"], self._stacks, self._decided, self.places
-        )
+        return allocation_table(columns, uses, self._stacks, self._decided, self.places)
 
     def named(self, block: int | str) -> Table:
         """The rows of `allocations` at an address, in order of time.

@@ -182,6 +182,10 @@ nt_status
 nt_snapshot_note_calls(nt_snapshot *snapshot, size_t device, const int32_t *events,
                        size_t count, nt_error *err) NT_CHECKED;
 
+/* First and last uses of blocks, a string at the top of allocator_settings. It counts
+ * requests of a trace from the beginning, so a part of a trace goes without. */
+#define NT_SNAPSHOT_USES "trace_uses"
+
 /* Ends the filling: arrays are cut to size, optional columns without a key are dropped,
  * settings are parsed. NT_LIMIT when a device has 2^31 events or more. */
 nt_status

@@ -50,6 +50,7 @@ typedef struct writer_tree {
      * by row, with the device of each. */
     nt_sort_item *noted;
     size_t noted_count, next_noted;
+    uint32_t left_out; /* the key of a text that only the whole has, or NT_NONE */
 } writer_tree;
 
 static nt_status
@@ -156,6 +157,12 @@ writer_children(nt_writer *w, writer_tree *tree, uint32_t parent, bool is_dict)
 {
     size_t done = 0;
     while (tree->next < tree->count && tree->rows[tree->next].parent == parent) {
+        const nt_setting *child = &tree->rows[tree->next];
+        if (is_dict && parent == NT_NONE && child->key == tree->left_out &&
+            child->kind == NT_SETTING_STRING) {
+            tree->next++;
+            continue;
+        }
         if (is_dict) {
             nt_writer_key(&w->out, done++);
             writer_string(w, tree->rows[tree->next].key);
@@ -187,9 +194,12 @@ writer_settings(nt_writer *w, nt_writer_parts parts)
 {
     const size_t devices = nt_snapshot_trace_count(w->snapshot);
     const bool is_whole = parts.count != 0 && parts.items[0].is_whole;
-    writer_tree tree = {.parts = parts};
+    writer_tree tree = {.parts = parts, .left_out = NT_NONE};
     tree.rows = nt_snapshot_setting_rows(w->snapshot, &tree.count);
     if (!is_whole && w->out.status == NT_OK) {
+        static const char uses[] = NT_SNAPSHOT_USES;
+        tree.left_out =
+            nt_strings_find(nt_snapshot_strings(w->snapshot), uses, sizeof uses - 1);
         w->out.status = writer_find_noted(w, &tree);
     }
     writer_word(w, KEY_ALLOCATOR_SETTINGS);

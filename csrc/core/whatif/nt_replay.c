@@ -1284,16 +1284,15 @@ record_add_settings(const nt_settings *settings, nt_snapshot *to, nt_error *err)
     return nt_snapshot_add_setting(to, &row, err);
 }
 
-/* What marks a run that was never recorded; its row, as the file's, under the ids that
- * its strings have there. */
+/* A text at the top of allocator_settings, if the file has it; its row, as the file's,
+ * under the ids that its strings have there. */
 static nt_status
-record_copy_mark(const nt_snapshot *from, nt_snapshot *to, nt_error *err)
+record_copy_text(const nt_snapshot *from, nt_snapshot *to, const char *name,
+                 nt_error *err)
 {
-    static const char name[] = "rehearsed";
     size_t count;
     const nt_setting *rows = nt_snapshot_setting_rows(from, &count);
-    const uint32_t key =
-        nt_strings_find(nt_snapshot_strings(from), name, sizeof name - 1);
+    const uint32_t key = nt_strings_find(nt_snapshot_strings(from), name, strlen(name));
     for (size_t i = 0; key != NT_NONE && i < count; i++) {
         if (rows[i].key == key && rows[i].parent == NT_NONE &&
             rows[i].kind == NT_SETTING_STRING) {
@@ -1301,6 +1300,26 @@ record_copy_mark(const nt_snapshot *from, nt_snapshot *to, nt_error *err)
         }
     }
     return NT_OK;
+}
+
+/* Whether the program makes each request of the trace: a change may leave some out. */
+static bool
+record_has_all_requests(const replay *r)
+{
+    const nt_snapshot *from = record_source(r);
+    const nt_event_columns *events = nt_snapshot_events(from);
+    size_t first, count, recorded = 0, made = 0;
+    nt_snapshot_trace(from, (size_t)nt_timeline_device(r->program->timeline), &first,
+                      &count);
+    for (size_t i = first; i < first + count; i++) {
+        recorded +=
+            events->action[i] == NT_ACTION_ALLOC || events->action[i] == NT_ACTION_OOM;
+    }
+    for (size_t i = 0; i < r->program->step_count; i++) {
+        const uint8_t kind = r->program->steps[i].kind;
+        made += kind == NT_PROGRAM_MALLOC || kind == NT_PROGRAM_OOM;
+    }
+    return made == recorded;
 }
 
 static nt_status
@@ -1312,7 +1331,10 @@ record_begin(replay *r)
     NT_TRY(record_copy_stacks(from, to, r->err));
     NT_TRY(record_copy_annotations(from, to, r->err));
     NT_TRY(record_add_settings(&r->options.settings, to, r->err));
-    NT_TRY(record_copy_mark(from, to, r->err));
+    NT_TRY(record_copy_text(from, to, "rehearsed", r->err));
+    if (record_has_all_requests(r)) {
+        NT_TRY(record_copy_text(from, to, NT_SNAPSHOT_USES, r->err));
+    }
     for (int32_t i = 0; i <= nt_timeline_device(r->program->timeline); i++) {
         NT_TRY(nt_snapshot_begin_trace(to, r->err));
     }
