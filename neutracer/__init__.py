@@ -61,6 +61,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.trace.stacks import Frame
     from neutracer.trace.table import Table
     from neutracer.trace.timeline import Holder, Layout, Moment, Timeline
+    from neutracer.whatif.drag import drag
     from neutracer.whatif.savings import savings
     from neutracer.whatif.what_if import what_if
 
@@ -92,6 +93,7 @@ __all__ = [
     "debug_server_page",
     "device_report",
     "diff",
+    "drag",
     "explain",
     "find_autograd_cycles",
     "find_tensor_cycles",
@@ -144,6 +146,7 @@ _MODULES = {
     "neutracer.overview": ("report",),
     "neutracer.rank.report": ("ranks",),
     "neutracer.rank.watch": ("watch_ranks",),
+    "neutracer.whatif.drag": ("drag",),
     "neutracer.whatif.savings": ("savings",),
     "neutracer.whatif.what_if": ("what_if",),
     "neutracer.run.training": ("training",),

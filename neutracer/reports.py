@@ -50,6 +50,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.run.training import Training
     from neutracer.trace.flaws import Rehearsed
     from neutracer.trace.timeline import Churn
+    from neutracer.whatif.drag import DragLine, DragMoment, DragReport
     from neutracer.whatif.replaying import Outcome
     from neutracer.whatif.savings import Saving, SavingsReport
     from neutracer.whatif.search import RecommendReport
@@ -68,6 +69,9 @@ __all__ = [
     "DeviceAttribution",
     "DeviceReport",
     "DiffReport",
+    "DragLine",
+    "DragMoment",
+    "DragReport",
     "ExplainReport",
     "Finding",
     "FirstOom",
@@ -126,6 +130,7 @@ _MODULES = {
     "neutracer.rank.jobs": ("FirstOom", "HeatMap", "Odd", "RankRow"),
     "neutracer.rank.report": ("RanksReport",),
     "neutracer.rank.watch": ("RanksWatch",),
+    "neutracer.whatif.drag": ("DragLine", "DragMoment", "DragReport"),
     "neutracer.whatif.savings": ("Saving", "SavingsReport"),
     "neutracer.whatif.search": ("RecommendReport",),
     "neutracer.whatif.what_if": ("WhatIfReport",),

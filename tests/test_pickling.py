@@ -28,6 +28,7 @@ from neutracer.render.report import Report
 from neutracer.run.attach import AttachReport
 from neutracer.run.cell import CellRecording, CellReport
 from neutracer.run.report import RunReport
+from neutracer.trace.uses import Uses
 from neutracer.whatif.what_if import check_replay
 
 PROTOCOLS = range(2, pickle.HIGHEST_PROTOCOL + 1)
@@ -133,6 +134,18 @@ def tensor_cycles() -> Report:
     return found
 
 
+def drag_report() -> Report:
+    """Of a recording of which each request is used at once, and never again."""
+    snap = snapshot("train_resnet_healthy")
+    uses, plain = Uses(), snap.to_dict()
+    for event in snap.events:
+        if event.action == "alloc":
+            uses.request()
+            uses.use(len(uses.first) - 1)
+    plain["allocator_settings"]["trace_uses"] = uses.text(0)
+    return neutracer.drag(neutracer.load(pickle.dumps(plain)))
+
+
 def cell_report() -> CellReport:
     recording = object.__new__(CellRecording)
     frames = {frame.filename for frame in snapshot("frag_default").events[0].stack}
@@ -156,6 +169,7 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "DiffReport": lambda: neutracer.diff(
         snapshot("train_resnet_healthy"), snapshot("train_resnet_late_zero_grad")
     ),
+    "DragReport": drag_report,
     "EnvironmentReport": lambda: environment(neutracer.__version__),
     "ExplainReport": lambda: neutracer.explain(snapshot("frag_default")),
     "FragmentationReport": lambda: neutracer.fragmentation_report(snapshot("frag_default")),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `neutracer what-if`."""
+"""The commands `neutracer what-if` and `neutracer drag`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from neutracer.cli.parts import (
     FAILED,
     add_command,
     add_device,
+    add_fail_on,
     add_file,
     add_max_memory,
     add_output,
     answered,
     complain,
     device_size,
+    fails,
     give,
     refused,
 )
 from neutracer.errors import SettingsError
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import load
+from neutracer.whatif.drag import drag
 from neutracer.whatif.search import OBJECTIVES
 from neutracer.whatif.what_if import check_replay, what_if
 
@@ -38,6 +41,14 @@ In Python, neutracer.what_if() also replays other changes to the program: blocks
 calls of empty_cache(), no reference cycles.
 
 exit codes: 0, 2 for a file that can't be read or replayed, or settings that PyTorch rejects
+"""
+
+_DRAG_EXAMPLE = """example:
+  neutracer rehearse -o rehearsed.pickle train.py && neutracer drag rehearsed.pickle
+  neutracer drag --json rehearsed.pickle
+  neutracer drag --fail-on serious rehearsed.pickle       # 1 if a line wastes a quarter of the peak
+
+exit codes: 0, 1 for findings at --fail-on, 2 for a file without uses, or that can't be read
 """
 
 
@@ -110,3 +121,32 @@ def _asked(options: argparse.Namespace) -> Report:
     if options.settings or options.batch != 1.0:
         return what_if(snap, *options.settings, batch=options.batch, **where)
     return what_if(snap, objective=options.objective, **where)
+
+
+def add_drag(commands: Any, summary: str) -> None:
+    description = (
+        "Shows what is kept at the peak after its last use, line by line, the peak without it, and "
+        "the edit that frees it. The file needs the uses of its tensors, which "
+        "`neutracer rehearse` records."
+    )
+    parser = add_command(commands, "drag", summary, description, _DRAG_EXAMPLE, _drag)
+    add_file(parser)
+    add_device(parser)
+    add_output(parser)
+    add_fail_on(
+        parser,
+        "exit with 1 if an edit of one line saves more of the peak: info (a hundredth), moderate "
+        "(a twentieth), serious (a quarter)",
+    )
+    add_max_memory(parser)
+
+
+def _drag(options: argparse.Namespace) -> int:
+    report = answered(options, _dragged)
+    if report is None or give([report], options) == FAILED:
+        return FAILED
+    return int(fails(report, options.fail_on))
+
+
+def _dragged(options: argparse.Namespace) -> Report:
+    return drag(load(options.file, max_memory=options.max_memory), options.device)

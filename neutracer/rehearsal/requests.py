@@ -285,6 +285,7 @@ class Requests:
         self._bounds: dict[int, tuple[int, int]] = {}
         self._calls: list[int] = []
         self._annotations: list[dict[str, Any]] = []
+        self._time_us = 0
 
     def __len__(self) -> int:
         return len(self._events)
@@ -314,7 +315,7 @@ class Requests:
         # What may take nothing is kept, so that it has a place in the trace.
         nbytes = max(nbytes, 1)
         self._sizes[handle] = (nbytes, stream)
-        self._events.append((handle, nbytes, stream, stack, time.time_ns() // 1000, note))
+        self._events.append((handle, nbytes, stream, stack, self._now(), note))
         self.live_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return handle
@@ -325,7 +326,12 @@ class Requests:
         if known is None:
             return
         self.live_bytes -= known[0]
-        self._events.append((handle, 0, known[1], stack, time.time_ns() // 1000, ""))
+        self._events.append((handle, 0, known[1], stack, self._now(), ""))
+
+    def _now(self) -> int:
+        """The time in microseconds, later than the last one: it tells events from annotations."""
+        self._time_us = max(time.time_ns() // 1000, self._time_us + 1)
+        return self._time_us
 
     def empty_cache(self) -> None:
         """A call of torch.cuda.empty_cache() at this point."""
@@ -333,7 +339,7 @@ class Requests:
 
     def annotate(self, stage: str, name: str) -> None:
         """The start ("START") or the end ("END") of a range that has a name."""
-        entry = {"stage": stage, "name": name, "device": 0, "time_us": time.time_ns() // 1000}
+        entry = {"stage": stage, "name": name, "device": 0, "time_us": self._now()}
         self._annotations.append(entry)
 
     def unfinished(self) -> dict[str, Any]:

@@ -438,7 +438,7 @@ def user_frame(stack: Sequence[Frame]) -> Frame | None:
 def callers_of(stack: Sequence[Frame], limit: int = 2) -> tuple[Place, ...]:
     """Up to `limit` lines of the program's own code that called the one representing a stack,
     innermost first."""
-    own = [frame for frame in stack if _is_own(frame)]
+    own = [frame for frame in stack if is_own(frame)]
     first = 0 if _summary(stack).library is not None else 1
     return tuple(
         Place(frame.name, base_name(frame.filename), frame.line)
@@ -446,7 +446,8 @@ def callers_of(stack: Sequence[Frame], limit: int = 2) -> tuple[Place, ...]:
     )
 
 
-def _is_own(frame: Frame) -> bool:
+def is_own(frame: Frame) -> bool:
+    """Whether a frame is the program's own."""
     return frame.line > 0 and origin_of(frame.filename).owner is Owner.OWN
 
 

@@ -686,7 +686,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         trace, -2: before it), completed_event (of free_completed; -1: not in the trace),
         stack, category (as in `categories`), place (as in `holders`).
 
-        If uses were observed (`rehearse`, `record(uses=True)`) also first_use_event (-1: nothing
+        If uses were observed (`rehearse`) also first_use_event (-1: nothing
         used it after the operator that made it; -2: unknown) and last_use_event (-2: unknown),
         each the last request before the use. Writes in place and uses through views count, views
         alone don't.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First and last uses of allocations, as a rehearsal or `record(uses=True)` observed them.
+"""First and last uses of allocations, as a rehearsal observes them.
 
 A snapshot keeps them as one text in `allocator_settings`. A use is dated by the number of
 requests made before it, which is the same under every setting of the allocator; peaks rise at

@@ -1,0 +1,593 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`drag`: bytes kept after their last use, the peak without them, and the edits that free them.
+
+The life of a block has four moments: made, first used, last used, freed. It lags until its first
+use, drags after its last, and is void if nothing uses it.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from array import array
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from operator import itemgetter
+from typing import cast
+
+from neutracer.question import first_findings, opened
+from neutracer.render.document import Block, Cell, Document, Figure, Note, Severity, Table
+from neutracer.render.report import Finding, PlacedRow, PlainRow, Report, ranked
+from neutracer.trace.events import device_name, shown_device
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.source import SnapshotSource
+from neutracer.trace.stacks import Frame, base_name, is_own
+from neutracer.trace.timeline import Timeline
+from neutracer.trace.uses import NEVER, UNKNOWN
+from neutracer.units import format_bytes, format_count, format_share
+from neutracer.whatif.settings import refuse_others
+
+# ---- Lives -------------------------------------------------------------------------------
+
+#: The states of a block at a moment.
+STATES = ("in_use", "drag", "lag", "void", "unknown")
+
+# The core's code for a block that ends as recorded.
+_AS_RECORDED = -1
+
+_NO_USES = "the snapshot has no uses: rehearse the program (neutracer.rehearse)"
+
+
+def _end_of(snap: Snapshot, timeline: Timeline) -> int:
+    """The last event that is the program's: a rehearsal ends it after some steps, and what it frees
+    then would live on."""
+    ends = [one.time_us for one in snap.annotations if one.stage == "END"]
+    return timeline.event_at(ends[-1]) if snap.rehearsed and ends else len(timeline)
+
+
+class _Lives:
+    """The lives of a timeline's allocations, by row."""
+
+    def __init__(self, snap: Snapshot, timeline: Timeline) -> None:
+        rows = timeline.allocations
+        self.snap, self.timeline = snap, timeline
+        self.sizes: Sequence[int] = rows.codes("size").tolist()
+        self.made: Sequence[int] = rows.codes("alloc_event").tolist()
+        self.freed: Sequence[int] = rows.codes("free_event").tolist()
+        self._end = _end_of(snap, timeline)
+        self.first: Sequence[int] = rows.codes("first_use_event").tolist()
+        self.last: Sequence[int] = rows.codes("last_use_event").tolist()
+        self.stacks: Sequence[int] = timeline.events.codes("stack").tolist()
+        self._frames: dict[int, tuple[Frame, ...]] = {}
+        # The last step of a recording may have no end in it.
+        whole = timeline.steps.steps[: None if snap.rehearsed else -1]
+        self._last_step = whole[-1].first if whole else NEVER
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def is_known(self, row: int) -> bool:
+        """Whether the last use is known. A block that the trace does not free may be used behind
+        its end, unless a whole step went by without a use."""
+        if self.first[row] == UNKNOWN:
+            return False
+        return 0 <= self.freed[row] <= self._end or self.last[row] < self._last_step
+
+    def alive(self, event: int) -> list[int]:
+        """The rows allocated after an event."""
+        lives = enumerate(zip(self.made, self.freed, strict=True))
+        return [row for row, (begin, end) in lives if begin <= event and (end > event or end == -1)]
+
+    def states(self, event: int) -> dict[int, str]:
+        """The state of each row that is alive after an event."""
+        begun = self._operator_at(event)
+        return {row: self._state(row, event, begun) for row in self.alive(event)}
+
+    def _state(self, row: int, event: int, begun: int) -> str:
+        first, last = self.first[row], self.last[row]
+        if first != UNKNOWN and event <= last:
+            is_lag = first > event and self.made[row] < begun
+            return "lag" if is_lag else "in_use"
+        if not self.is_known(row):
+            return "unknown"
+        return "void" if first == NEVER else "drag"
+
+    def _operator_at(self, event: int) -> int:
+        """The first request of the operator that is under way at an event: what it makes is in
+        use by it."""
+        actions = self.timeline.events["action"]
+        begun = event
+        while begun > 0 and self.stacks[begun - 1] == self.stacks[event]:
+            if str(actions[begun - 1]).startswith("free"):
+                break
+            begun -= 1
+        return begun
+
+    def frames(self, event: int) -> tuple[Frame, ...]:
+        """The program's own frames at an event, innermost first."""
+        stack = self.stacks[event]
+        if stack not in self._frames:
+            self._frames[stack] = tuple(f for f in self.snap.stacks[stack] if is_own(f))
+        return self._frames[stack]
+
+    def has_function(self, event: int, name: str) -> bool:
+        """Whether an event's stack has a function of this name."""
+        return any(frame.name == name for frame in self.snap.stacks[self.stacks[event]])
+
+    @cached_property
+    def requests(self) -> list[int]:
+        """The events that are requests."""
+        actions = self.timeline.events["action"]
+        return [event for event, action in enumerate(actions) if action in ("alloc", "oom")]
+
+    def requests_between(self, event: int, end: int) -> list[int]:
+        """The requests after one event, up to another."""
+        return self.requests[bisect_right(self.requests, event) : bisect_right(self.requests, end)]
+
+    def in_backward(self, event: int) -> bool:
+        """Whether an event is of a backward pass."""
+        passes = self.timeline.passes.backward
+        at = bisect_right(passes, event, key=itemgetter(0)) - 1
+        return at >= 0 and event < passes[at][1]
+
+    def ends(self, rows: Iterable[int]) -> array[int]:
+        """By event, the event after which its block is freed: of some rows the last use."""
+        ends = array("i", [_AS_RECORDED]) * len(self.timeline)
+        for row in rows:
+            if self.made[row] >= 0 and self.is_known(row):
+                ends[self.made[row]] = self.last[row]
+        return ends
+
+
+# ---- Edits -------------------------------------------------------------------------------
+
+_AUTOGRAD = "none: autograd frees it when the node of the backward pass that uses it ends"
+
+_NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*=[^=]")
+
+
+@dataclass(frozen=True)
+class _Edit:
+    kind: str
+    text: str
+
+
+def _line(frame: Frame) -> str:
+    return f"{base_name(frame.filename)}:{frame.line}"
+
+
+def _together(lives: _Lives) -> Iterator[list[int]]:
+    """Rows that one thing kept: freed one after the other from one place."""
+    by_event = {freed: row for row, freed in enumerate(lives.freed) if freed >= 0}
+    group: list[int] = []
+    before = -1
+    for event in sorted(by_event):
+        # Between the requests of two frees is at most the completion of the first.
+        follows = group and event - before <= 2 and lives.stacks[event] == lives.stacks[before]
+        if group and not follows:
+            yield group
+            group = []
+        group.append(by_event[event])
+        before = event
+    if group:
+        yield group
+
+
+def _saved_for_nothing(lives: _Lives) -> dict[int, Frame]:
+    """By row the line of a forward pass whose intermediate results no backward pass used.
+
+    Such a pass makes several blocks that nothing uses after it, and that go all at once: with the
+    graph that saved them. Without a graph each would have gone within the pass.
+    """
+    found: dict[int, Frame] = {}
+    for rows in _together(lives):
+        calls: dict[Frame, list[int]] = defaultdict(list)
+        kept = [row for row in rows if _is_inner(lives, row)]
+        used = max((lives.last[row] for row in kept), default=0)
+        for row in kept:
+            call = _call_of(lives, row, used)
+            if call is not None and call in lives.frames(lives.last[row]):
+                calls[call].append(row)
+        for call, inner in calls.items():
+            if len(inner) > 1 and _is_past(lives, call, inner):
+                found.update(dict.fromkeys(inner, call))
+    return found
+
+
+def _call_of(lives: _Lives, row: int, used: int) -> Frame | None:
+    """The line that made a block, of the function that held it until it was freed.
+
+    Args:
+        lives: The lives.
+        row: The block.
+        used: The last use of all blocks that went with it.
+    """
+    made = lives.frames(lives.made[row])[::-1]
+    for holder in lives.frames(lives.freed[row])[:1]:
+        same = [at for at, f in enumerate(made) if (f.filename, f.name) == holder[::2]]
+        if same and made[same[-1]] != holder:
+            return made[same[-1]]
+        # The line ran again and its new result replaced the old one, or a function returned to it.
+        between = lives.requests_between(used, lives.freed[row] - 1)
+        is_again = any(lives.stacks[event] == lives.stacks[lives.made[row]] for event in between)
+        if same and (is_again or same[-1] + 1 == len(made)):
+            return holder
+        if same:
+            return made[same[-1] + 1]
+    return None
+
+
+def _is_inner(lives: _Lives, row: int) -> bool:
+    """Whether a block was used, and outlived its last use."""
+    is_used = lives.first[row] >= 0 and lives.made[row] >= 0
+    return is_used and lives.is_known(row) and lives.last[row] < lives.freed[row]
+
+
+def _is_past(lives: _Lives, call: Frame, inner: list[int]) -> bool:
+    """Whether some blocks have all their uses in one call of a line, stay behind it, and no
+    backward pass uses anything that the call makes."""
+    begin, end = min(lives.made[row] for row in inner), max(lives.last[row] for row in inner)
+    freed = lives.freed[inner[0]]
+    if any(call not in lives.frames(event) for event in lives.requests_between(begin - 1, end)):
+        return False
+    if call in lives.snap.stacks[lives.stacks[freed]][1:] or lives.in_backward(freed):
+        return False
+    made = (row for row, event in enumerate(lives.made) if begin <= event <= end)
+    return not any(lives.in_backward(lives.last[row]) for row in made)
+
+
+def _edit(lives: _Lives, row: int, category: str, saved: dict[int, Frame]) -> _Edit:
+    """The smallest edit that would free a block at its last use, as far as frames tell."""
+    freed = lives.freed[row]
+    if category != "gradient" and (lives.in_backward(freed) or lives.in_backward(lives.made[row])):
+        return _Edit("", _AUTOGRAD)
+    if row in saved:
+        line = _line(saved[row])
+        return _Edit(
+            "no_grad", f"put torch.no_grad() around {line}: no backward pass uses its graph"
+        )
+    if freed >= 0 and (category == "gradient" or lives.has_function(freed, "zero_grad")):
+        return _Edit("zero_grad", "call optimizer.zero_grad() right after optimizer.step()")
+    frames = lives.frames(lives.made[row]) if lives.made[row] >= 0 else ()
+    if not frames:
+        return _Edit("", "")
+    name = _NAME.match(linecache.getline(frames[0].filename, frames[0].line))
+    what = f"run `del {name[1]}`" if name else f"drop what {_line(frames[0])} makes"
+    after = _next_line(lives, row, frames[0])
+    if after is None:
+        return _Edit("del", f"{what} after its last use, or end its scope there")
+    if after == frames[0]:
+        return _Edit("del", f"{what} before {_line(after)} runs again")
+    return _Edit("del", f"{what} before {_line(after)} makes its next tensor")
+
+
+def _next_line(lives: _Lives, row: int, made: Frame) -> Frame | None:
+    """The line of the function that made a block at which the next memory is requested after the
+    block's last use."""
+    used = _within(lives, lives.last[row], made)
+    end = lives.freed[row] if lives.freed[row] >= 0 else len(lives.stacks)
+    for event in lives.requests_between(lives.last[row], end - 1):
+        frame = _within(lives, event, made)
+        if frame is None:
+            return None
+        if frame != used:
+            return frame
+    return None
+
+
+def _within(lives: _Lives, event: int, made: Frame) -> Frame | None:
+    """The frame of a function at an event."""
+    frames = lives.frames(event)
+    same = (f for f in frames if f.filename == made.filename and f.name == made.name)
+    return next(same, None)
+
+
+# ---- Report ------------------------------------------------------------------------------
+
+# Lines whose peak is replayed, those with the most bytes in drag or void.
+_MOST_REPLAYS = 20
+
+# Lines of the page; the JSON has all.
+_SHOWN = 10
+
+# From these shares of the peak on, what a line would save is a finding, a moderate one with an
+# edit, or a serious one.
+_LEAST, _MODERATE, _SERIOUS = 0.01, 0.05, 0.25
+
+
+@dataclass(frozen=True)
+class DragMoment(PlainRow):
+    """The allocated bytes at one moment by the uses before and after it.
+
+    Attributes:
+        name: "peak" or "failure".
+        event: The event, counted within the device's trace.
+        allocated_bytes: All allocated bytes.
+        in_use_bytes: Used before, or being made, and used again.
+        drag_bytes: Used for the last time before.
+        lag_bytes: Used for the first time later.
+        void_bytes: Never used.
+        unknown_bytes: Kept by libraries, in use where the dispatcher does not see it, from before
+            the trace, or alive at its end without a whole step in between.
+    """
+
+    name: str
+    event: int
+    allocated_bytes: int
+    in_use_bytes: int
+    drag_bytes: int
+    lag_bytes: int
+    void_bytes: int
+    unknown_bytes: int
+
+
+@dataclass(frozen=True)
+class DragLine(PlacedRow):
+    """The blocks of one line at the peak.
+
+    Attributes:
+        function, filename, line, package, caller: The place, as `Place` has it.
+        category: The category with the most of its bytes, as `Timeline.categories` has them.
+        drag_bytes: Bytes past their last use.
+        lag_bytes: Bytes whose first use comes later.
+        void_bytes: Bytes that nothing uses.
+        count: The number of blocks in drag or void.
+        peak_bytes: The peak of allocated if each block of the line were freed at its last use;
+            None if it was not replayed.
+        saved_bytes: By how much that lowers the peak.
+        edit: A stable word for the edit: "no_grad", "zero_grad", "del", or "" if frames show none.
+        advice: The edit, or why there is none.
+    """
+
+    function: str
+    filename: str
+    line: int
+    package: str
+    caller: str
+    category: str
+    drag_bytes: int
+    lag_bytes: int
+    void_bytes: int
+    count: int
+    peak_bytes: int | None
+    saved_bytes: int
+    edit: str
+    advice: str
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes in drag or void: those that freeing at the last use would free."""
+        return self.drag_bytes + self.void_bytes
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DragReport(Report):
+    """Memory that is kept after its last use.
+
+    Attributes:
+        device: The device; -1 is the CPU.
+        peak_allocated_bytes: The recorded peak of allocated.
+        least_peak_bytes: The peak if each block were freed at its last use: no program that makes
+            the same tensors in the same order has a lower one.
+        moments: The peak, and the first failure if there is one, by state.
+        lines: The lines with bytes in drag, lag or void at the peak, most savings first.
+    """
+
+    schema = "neutracer.drag/1"
+
+    device: int
+    peak_allocated_bytes: int
+    least_peak_bytes: int
+    moments: tuple[DragMoment, ...]
+    lines: tuple[DragLine, ...]
+
+    def document(self) -> Document:
+        """The report as a page."""
+        peak, least = format_bytes(self.peak_allocated_bytes), format_bytes(self.least_peak_bytes)
+        facts = (device_name(self.device), f"peak {peak}, {least} if freed at the last use")
+        blocks: list[Block] = [*self.finding_blocks(), self._states()]
+        rows = tuple(
+            (
+                Figure.bytes(one.drag_bytes),
+                Figure.bytes(one.void_bytes),
+                Figure.bytes(one.lag_bytes),
+                Figure.bytes(one.saved_bytes),
+                one.category,
+                one.place,
+            )
+            for one in self.lines[:_SHOWN]
+        )
+        left = len(self.lines) - len(rows)
+        notes = (f"and {format_count(left, 'more line')}",) if left else ()
+        if rows:
+            heads = ("drag", "void", "lag", "saves", "", "")
+            blocks.append(Table("Lines at the peak", rows, heads, notes))
+        return Document("Drag", facts, tuple(blocks))
+
+    def _states(self) -> Table:
+        words = ("used later", "last use is past", "first use is to come", "never used", "")
+        rows: tuple[tuple[Cell, ...], ...] = tuple(
+            (state.replace("_", " "), *self._amounts(state), meaning)
+            for state, meaning in zip(STATES, words, strict=True)
+        )
+        heads = ("", *(one.name for one in self.moments), "")
+        return Table("Allocated", rows, heads)
+
+    def _amounts(self, state: str) -> tuple[Figure, ...]:
+        return tuple(Figure.bytes(getattr(one, f"{state}_bytes")) for one in self.moments)
+
+
+def drag(source: Snapshot | SnapshotSource, device: int | None = None) -> DragReport:
+    """Find memory that is kept after its last use, and what freeing it there would give.
+
+    Args:
+        source: A Snapshot with uses, as `rehearse` gives it, or what `load` takes.
+        device: The device; None is the only one.
+
+    Returns:
+        The report; `.lines` are the lines with such memory at the peak, most savings first.
+
+    Raises:
+        ValueError: The snapshot has no uses, or is not of PyTorch's native CUDA allocator.
+
+    Example:
+        >>> import torch, neutracer
+        >>> def step():
+        ...     out = torch.zeros(1 << 20, device="cuda")
+        ...     mean = out.mean()
+        ...     return torch.zeros(1 << 22, device="cuda")
+        >>> snap = neutracer.rehearse(step, steps=2)  # doctest: +SKIP
+        >>> report = neutracer.drag(snap)  # doctest: +SKIP
+        >>> report.lines[0].drag_bytes, report.lines[0].advice  # doctest: +SKIP
+        (4194304, 'del out before step.py:4 makes its next tensor')
+    """
+    snap = opened(source)
+    if not snap.is_cpu:
+        refuse_others(snap)
+    number = snap.device(device)
+    timeline = snap.timeline(number)
+    if "last_use_event" not in timeline.allocations.columns:
+        raise ValueError(_NO_USES)
+    lives = _Lives(snap, timeline)
+    peak = timeline.peak("allocated")
+    replays = _Replays(lives)
+    lines = tuple(_lines(lives, lives.states(peak.event), replays))
+    return DragReport(
+        device=shown_device(snap, number),
+        peak_allocated_bytes=peak.bytes,
+        least_peak_bytes=peak.bytes - replays.saved(range(len(lives))),
+        moments=tuple(_moments(lives)),
+        lines=lines,
+        findings=(
+            *first_findings(snap, device=number),
+            *ranked(
+                _finding(one, peak.bytes, peak.event)
+                for one in lines
+                if one.saved_bytes > peak.bytes * _LEAST
+            ),
+        ),
+    )
+
+
+class _Replays:
+    """By how much the peak falls if blocks end at their last use."""
+
+    def __init__(self, lives: _Lives) -> None:
+        self._lives = lives
+        self._settings = str(lives.snap.settings_in_force["text"])
+        self._before = self._peak(None)
+
+    def _peak(self, ends: array[int] | None) -> int:
+        timeline = self._lives.timeline
+        if self._lives.snap.is_cpu:
+            return self._uncached_peak(ends)
+        program = timeline.program if ends is None else timeline.program.edit(None, ends)
+        return int(program.run(self._settings)["peak"]["allocated"])
+
+    def _uncached_peak(self, ends: array[int] | None) -> int:
+        """The peak of the CPU's allocator, which keeps nothing and so needs no model."""
+        lives, timeline = self._lives, self._lives.timeline
+        freed = array("q", bytes(8 * (len(timeline) + 1)))
+        for row, made in enumerate(lives.made):
+            end = _AS_RECORDED if ends is None or made < 0 else ends[made]
+            if end != _AS_RECORDED:
+                freed[end + 1] += lives.sizes[row]
+                freed[lives.freed[row] if lives.freed[row] >= 0 else -1] -= lives.sizes[row]
+        sums = accumulate(freed[:-1])
+        return max(
+            (have - less for have, less in zip(timeline.allocated, sums, strict=True)), default=0
+        )
+
+    def saved(self, rows: Iterable[int]) -> int:
+        return max(self._before - self._peak(self._lives.ends(rows)), 0)
+
+    def of(self, line: DragLine, rows: Iterable[int]) -> DragLine:
+        """The line with its peak, if these blocks of it ended at their last use."""
+        saved = self.saved(rows)
+        peak = self._lives.timeline.peak("allocated").bytes
+        return replace(line, peak_bytes=peak - saved, saved_bytes=saved)
+
+
+def _moments(lives: _Lives) -> Iterator[DragMoment]:
+    timeline = lives.timeline
+    actions = timeline.events["action"]
+    failed = next((event for event, action in enumerate(actions) if action == "oom"), None)
+    moments = {"peak": timeline.peak("allocated").event}
+    if failed is not None:
+        moments["failure"] = failed
+    for name, event in moments.items():
+        sums = dict.fromkeys(STATES, 0)
+        for row, state in lives.states(event).items():
+            sums[state] += lives.sizes[row]
+        yield DragMoment(name, event, sum(sums.values()), *sums.values())
+
+
+def _lines(lives: _Lives, states: dict[int, str], replays: _Replays) -> list[DragLine]:
+    """The lines with blocks in drag, lag or void, most savings first; of one line the blocks that
+    one edit frees."""
+    names = cast("list[str]", lives.timeline.allocations["place"])
+    concerned = {names[row] for row, state in states.items() if state in ("drag", "lag", "void")}
+    categories = cast("list[str]", lives.timeline.allocations["category"])
+    saved = _saved_for_nothing(lives)
+    groups: dict[tuple[str, _Edit], list[int]] = defaultdict(list)
+    for row, name in enumerate(names):
+        if name in concerned and lives.made[row] >= 0:
+            groups[name, _edit(lives, row, categories[row], saved)].append(row)
+    found = []
+    for (_, edit), rows in groups.items():
+        there = [row for row in rows if states.get(row) in ("drag", "lag", "void")]
+        if there:
+            found.append((_drag_line(lives, there, states, edit), rows))
+    found.sort(key=lambda one: -one[0].idle_bytes)
+    lines = [
+        replays.of(line, rows) if at < _MOST_REPLAYS and line.idle_bytes else line
+        for at, (line, rows) in enumerate(found)
+    ]
+    return sorted(lines, key=lambda one: (-one.saved_bytes, -one.idle_bytes))
+
+
+def _drag_line(lives: _Lives, rows: list[int], states: dict[int, str], edit: _Edit) -> DragLine:
+    sums = dict.fromkeys(STATES, 0)
+    categories = Counter[str]()
+    names = cast("list[str]", lives.timeline.allocations["category"])
+    for row in rows:
+        sums[states[row]] += lives.sizes[row]
+        categories[names[row]] += lives.sizes[row]
+    place = lives.timeline.places[lives.timeline.allocations.codes("stack")[rows[0]]]
+    return DragLine(
+        function=place.function,
+        filename=place.filename,
+        line=place.line,
+        package=place.package,
+        caller=place.caller,
+        category=categories.most_common(1)[0][0],
+        drag_bytes=sums["drag"],
+        lag_bytes=sums["lag"],
+        void_bytes=sums["void"],
+        count=sum(states[row] != "lag" for row in rows),
+        peak_bytes=None,
+        saved_bytes=0,
+        edit=edit.kind,
+        advice=edit.text,
+    )
+
+
+def _finding(line: DragLine, peak: int, event: int) -> Finding:
+    """What a line keeps past its last use, and what freeing it there would give."""
+    share = line.saved_bytes / peak
+    severity = Severity.INFO
+    if share >= _MODERATE and line.edit:
+        severity = Severity.SERIOUS if share >= _SERIOUS else Severity.MODERATE
+    kept = "kept past the last use" if line.drag_bytes >= line.void_bytes else "never used"
+    text = f"{format_bytes(line.idle_bytes)} in {format_count(line.count, 'block')} {kept}"
+    falls = f"{format_bytes(line.saved_bytes)} ({format_share(share)})"
+    evidence = (
+        Note("made at", line.place),
+        Note(f"Freed at the last use, the peak falls by {falls}."),
+    )
+    advice = (Note(f"{line.advice[:1].upper()}{line.advice[1:]}."),) if line.edit else ()
+    return Finding("drag", severity, line.idle_bytes, text, evidence, advice, event)
