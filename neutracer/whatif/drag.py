@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import cast
 
 from neutracer.question import first_findings, opened
@@ -75,7 +75,19 @@ class _Lives:
         its end, unless a whole step went by without a use."""
         if self.first[row] == UNKNOWN:
             return False
-        return 0 <= self.freed[row] <= self._end or self.last[row] < self._last_step
+        return self.is_freed(row) or self.last[row] < self._last_step
+
+    def is_freed(self, row: int) -> bool:
+        """Whether the program frees a block within the trace."""
+        return 0 <= self.freed[row] <= self._end
+
+    def is_held(self, row: int) -> bool:
+        """Whether a block lives on through a whole step that does not use it: no local variable of
+        a step keeps it then."""
+        steps = self.timeline.steps.steps
+        at = bisect_right(steps, self.last[row], key=attrgetter("first"))
+        end = self.freed[row] if self.is_freed(row) else len(self.timeline)
+        return at < len(steps) and steps[at].first <= self._last_step and steps[at].end <= end
 
     def alive(self, event: int) -> list[int]:
         """The rows allocated after an event."""
@@ -124,9 +136,29 @@ class _Lives:
         actions = self.timeline.events["action"]
         return [event for event, action in enumerate(actions) if action in ("alloc", "oom")]
 
-    def requests_between(self, event: int, end: int) -> list[int]:
+    def requests_between(self, event: int, end: int) -> Iterator[int]:
         """The requests after one event, up to another."""
-        return self.requests[bisect_right(self.requests, event) : bisect_right(self.requests, end)]
+        begin, end = (bisect_right(self.requests, at) for at in (event, end))
+        return (self.requests[at] for at in range(begin, end))
+
+    def runs_again(self, row: int, event: int) -> bool:
+        """Whether the stack that made a block makes another one between an event and its end."""
+        same = self._by_stack[self.stacks[self.made[row]]]
+        at = bisect_right(same, event)
+        return at < len(same) and same[at] < self.freed[row]
+
+    @cached_property
+    def row_of(self) -> dict[int, int]:
+        """The row of each event that made a block."""
+        return {made: row for row, made in enumerate(self.made) if made >= 0}
+
+    @cached_property
+    def _by_stack(self) -> dict[int, list[int]]:
+        """The requests of each stack."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for event in self.requests:
+            found[self.stacks[event]].append(event)
+        return found
 
     def in_backward(self, event: int) -> bool:
         """Whether an event is of a backward pass."""
@@ -146,6 +178,10 @@ class _Lives:
 # ---- Edits -------------------------------------------------------------------------------
 
 _AUTOGRAD = "none: autograd frees it when the node of the backward pass that uses it ends"
+_HELD = (
+    "release what holds it through whole steps, or keep a copy on the CPU; neutracer.why_alive() "
+    "names the holder"
+)
 
 _NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*=[^=]")
 
@@ -162,7 +198,7 @@ def _line(frame: Frame) -> str:
 
 def _together(lives: _Lives) -> Iterator[list[int]]:
     """Rows that one thing kept: freed one after the other from one place."""
-    by_event = {freed: row for row, freed in enumerate(lives.freed) if freed >= 0}
+    by_event = {freed: row for row, freed in enumerate(lives.freed) if lives.is_freed(row)}
     group: list[int] = []
     before = -1
     for event in sorted(by_event):
@@ -212,9 +248,7 @@ def _call_of(lives: _Lives, row: int, used: int) -> Frame | None:
         if same and made[same[-1]] != holder:
             return made[same[-1]]
         # The line ran again and its new result replaced the old one, or a function returned to it.
-        between = lives.requests_between(used, lives.freed[row] - 1)
-        is_again = any(lives.stacks[event] == lives.stacks[lives.made[row]] for event in between)
-        if same and (is_again or same[-1] + 1 == len(made)):
+        if same and (lives.runs_again(row, used) or same[-1] + 1 == len(made)):
             return holder
         if same:
             return made[same[-1] + 1]
@@ -236,7 +270,8 @@ def _is_past(lives: _Lives, call: Frame, inner: list[int]) -> bool:
         return False
     if call in lives.snap.stacks[lives.stacks[freed]][1:] or lives.in_backward(freed):
         return False
-    made = (row for row, event in enumerate(lives.made) if begin <= event <= end)
+    events = lives.requests_between(begin - 1, end)
+    made = (lives.row_of[event] for event in events if event in lives.row_of)
     return not any(lives.in_backward(lives.last[row]) for row in made)
 
 
@@ -245,12 +280,14 @@ def _edit(lives: _Lives, row: int, category: str, saved: dict[int, Frame]) -> _E
     freed = lives.freed[row]
     if category != "gradient" and (lives.in_backward(freed) or lives.in_backward(lives.made[row])):
         return _Edit("", _AUTOGRAD)
+    if lives.is_held(row):
+        return _Edit("release", _HELD)
     if row in saved:
         line = _line(saved[row])
         return _Edit(
             "no_grad", f"put torch.no_grad() around {line}: no backward pass uses its graph"
         )
-    if freed >= 0 and (category == "gradient" or lives.has_function(freed, "zero_grad")):
+    if lives.is_freed(row) and (category == "gradient" or lives.has_function(freed, "zero_grad")):
         return _Edit("zero_grad", "call optimizer.zero_grad() right after optimizer.step()")
     frames = lives.frames(lives.made[row]) if lives.made[row] >= 0 else ()
     if not frames:
@@ -258,6 +295,8 @@ def _edit(lives: _Lives, row: int, category: str, saved: dict[int, Frame]) -> _E
     name = _NAME.match(linecache.getline(frames[0].filename, frames[0].line))
     what = f"run `del {name[1]}`" if name else f"drop what {_line(frames[0])} makes"
     after = _next_line(lives, row, frames[0])
+    if after is None and lives.is_freed(row) and _is_inside(lives, row):
+        return _Edit("", f"none: the expression at {_line(frames[0])} holds it until it ends")
     if after is None:
         return _Edit("del", f"{what} after its last use, or end its scope there")
     if after == frames[0]:
@@ -265,11 +304,17 @@ def _edit(lives: _Lives, row: int, category: str, saved: dict[int, Frame]) -> _E
     return _Edit("del", f"{what} before {_line(after)} makes its next tensor")
 
 
+def _is_inside(lives: _Lives, row: int) -> bool:
+    """Whether a block goes before the line that made it has ended."""
+    line = lives.frames(lives.made[row])[0]
+    return line in lives.frames(lives.freed[row]) and not lives.runs_again(row, lives.made[row])
+
+
 def _next_line(lives: _Lives, row: int, made: Frame) -> Frame | None:
     """The line of the function that made a block at which the next memory is requested after the
     block's last use."""
     used = _within(lives, lives.last[row], made)
-    end = lives.freed[row] if lives.freed[row] >= 0 else len(lives.stacks)
+    end = lives.freed[row] if lives.is_freed(row) else len(lives.stacks)
     for event in lives.requests_between(lives.last[row], end - 1):
         frame = _within(lives, event, made)
         if frame is None:
@@ -339,7 +384,8 @@ class DragLine(PlacedRow):
         peak_bytes: The peak of allocated if each block of the line were freed at its last use;
             None if it was not replayed.
         saved_bytes: By how much that lowers the peak.
-        edit: A stable word for the edit: "no_grad", "zero_grad", "del", or "" if frames show none.
+        edit: A stable word for the edit: "no_grad", "zero_grad", "release", "del", or "" if
+            frames show none.
         advice: The edit, or why there is none.
     """
 

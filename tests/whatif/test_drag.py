@@ -144,6 +144,28 @@ def test_intermediates_of_a_model_of_the_program_s_own_are_one_call() -> None:
     assert f":{program.__code__.co_firstlineno + 5}:" in advice.pop()
 
 
+def test_what_outlives_its_step_is_held_by_more_than_a_variable() -> None:
+    def program() -> Any:
+        outputs: list[Any] = []
+        model = layers(1024, 2)
+
+        @torch.no_grad()
+        def step() -> None:
+            out = model(torch.randn(8192, 1024, device="cuda"))
+            out.mean()
+            outputs.append(out)
+
+        return step
+
+    report = neutracer.drag(neutracer.rehearse(program, steps=5, device="H100"))
+    line = line_of(report, "release")
+    # Those of all steps but the last, at whose peak the batch is still an argument.
+    assert line.drag_bytes == 4 * 32 * MIB
+    assert "why_alive" in line.advice
+    [batch] = [one for one in report.lines if one.advice.startswith("none: the expression")]
+    assert batch.drag_bytes == 32 * MIB
+
+
 def test_training_as_usual_has_nothing_to_edit() -> None:
     def program() -> Any:
         model = layers(1024, 4)
