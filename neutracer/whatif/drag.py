@@ -336,8 +336,8 @@ def _within(lives: _Lives, event: int, made: Frame) -> Frame | None:
 # Lines whose peak is replayed, those with the most bytes in drag or void.
 _MOST_REPLAYS = 20
 
-# Lines of the page; the JSON has all.
-_SHOWN = 10
+# Lines of the page, and the least share of the peak that they have; the JSON has all.
+_SHOWN, _SMALL = 10, 0.001
 
 # From these shares of the peak on, what a line would save is a finding, a moderate one with an
 # edit, or a serious one.
@@ -433,9 +433,11 @@ class DragReport(Report):
 
     def document(self) -> Document:
         """The report as a page."""
-        peak, least = format_bytes(self.peak_allocated_bytes), format_bytes(self.least_peak_bytes)
-        facts = (device_name(self.device), f"peak {peak}, {least} if freed at the last use")
+        peak, freed = format_bytes(self.peak_allocated_bytes), format_bytes(self.least_peak_bytes)
+        facts = (device_name(self.device), f"peak {peak}, {freed} if freed at the last use")
         blocks: list[Block] = [*self.finding_blocks(), self._states()]
+        least = self.peak_allocated_bytes * _SMALL
+        large = [one for one in self.lines if one.idle_bytes + one.lag_bytes >= least][:_SHOWN]
         rows = tuple(
             (
                 Figure.bytes(one.drag_bytes),
@@ -445,10 +447,10 @@ class DragReport(Report):
                 one.category,
                 one.place,
             )
-            for one in self.lines[:_SHOWN]
+            for one in large
         )
         left = len(self.lines) - len(rows)
-        notes = (f"and {format_count(left, 'more line')}",) if left else ()
+        notes = (f"and {format_count(left, 'smaller line')}",) if left else ()
         if rows:
             heads = ("drag", "void", "lag", "saves", "", "")
             blocks.append(Table("Lines at the peak", rows, heads, notes))
