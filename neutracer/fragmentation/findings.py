@@ -66,15 +66,18 @@ def severity_of(ratio: float, nbytes: int, room: int) -> Severity:
     return Severity.INFO if word == "good" or is_little else Severity(word)
 
 
-def room_of(snap: Snapshot, device: int) -> int:
+def room_of(snap: Snapshot, device: int) -> tuple[int, bool]:
     """The bytes that the process may have of a device: its limit, else the device, else the most
-    that it reserved."""
+    that it reserved; and whether it never ran short of them: nothing failed, and no cache was
+    released to find room, where the limit or the device is known."""
     facts = facts_of(snap.beside) or OomFacts()
     if facts.device not in (None, device):
         facts = OomFacts()
     facts = with_room(facts, snap.beside.rooms.get(device))
     known = facts.limit_bytes or facts.device_total_bytes
-    return known or snap.timeline(device).peak("reserved").bytes
+    timeline = snap.timeline(device)
+    is_short = timeline.facts["retries"] or timeline.facts["oom_count"]
+    return known or timeline.peak("reserved").bytes, bool(known) and not is_short
 
 
 @dataclass(frozen=True)
@@ -715,7 +718,8 @@ def findings_of(snap: Snapshot, device: int, fragment: core.Fragment) -> tuple[F
     """The findings about one device, the worst first.
 
     Reclaimable bytes are a cache, and bytes that were in use at the peak will be used again: the
-    severity of the end is that of the rest, and at most that of the peak.
+    severity of the end is that of the rest, and at most that of the peak. Of a process that never
+    ran short of memory it is `info`: what it did not use was of use to nothing else in it.
 
     Args:
         fragment: The snapshot's end state.
@@ -728,12 +732,12 @@ def findings_of(snap: Snapshot, device: int, fragment: core.Fragment) -> tuple[F
     else:
         now = _look(fragment, snap.segments, snap.blocks)
     reclaimable = sum(group["reclaimable_bytes"] for group in fragment.groups())
-    replayed, room = Replayed(snap, device), room_of(snap, device)
+    replayed, (room, has_enough) = Replayed(snap, device), room_of(snap, device)
     stuck = max(now.total - reclaimable, 0)
     severity = severity_of(stuck / (now.reserved - reclaimable) if stuck else 0.0, stuck, room)
     peak: tuple[Finding, ...] = ()
     if len(timeline):
-        then = _severity_at_peak(timeline, replayed, room)
+        then = Severity.INFO if has_enough else _severity_at_peak(timeline, replayed, room)
         severity = min(severity, then)
         if then > severity or timeline.peak("reserved").bytes > now.reserved:
             peak = _peak_finding(snap, timeline, then, replayed)

@@ -540,8 +540,9 @@ class Case:
     def holder_of(self, place: Place) -> str:
         """Who held the blocks of a line in the process, as a chain of names; "" where nothing of
         Python does, or it was not asked."""
-        chain = dict(self.facts.holders).get(str(place), "")
-        return "" if chain.startswith(("garbage", "no Python object")) else chain
+        chains = dict(self.facts.holders).get(str(place), "").split("; ")
+        kept = (one for one in chains if not one.startswith(("garbage", "no Python object")))
+        return next(kept, "")
 
     @cached_property
     def garbage_made(self) -> list[tuple[Place, int, int]]:

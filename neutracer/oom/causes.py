@@ -704,9 +704,8 @@ def made_again(case: Case) -> Verdict | None:
     )
     first = by_line[0][0]
     evidence += _held_by(case, first)
-    text, chain = "let go of the models, their gradients and optimizers", case.holder_of(first)
     advice = (
-        Note(f"{text}, in {chain}") if chain else Note(f"{text}, that are made here:", first),
+        _models(case, first),
         Note("what keeps one is often small: a scheduler, a closure, a list of results"),
     )
     message = f"models made before are still there: {format_bytes(nbytes)}"
@@ -772,6 +771,12 @@ def _evidence(case: Case, growth: Growth) -> tuple[Note, ...]:
     return tuple(notes)
 
 
+def _models(case: Case, place: Place) -> Note:
+    """To let go of models that a line makes: where they are held, if that is known."""
+    text, chain = "let go of the models, their gradients and optimizers", case.holder_of(place)
+    return Note(f"{text}, in {chain}") if chain else Note(f"{text}, that are made here:", place)
+
+
 def _held_by(case: Case, place: Place) -> tuple[Note, ...]:
     """Who held the blocks of a line, where the process was asked."""
     chain = case.holder_of(place)
@@ -817,7 +822,8 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
     grower = growth.growers[0]
     first = grower.place
     of_modules = sum(one.bytes for one in growth.growers if one.in_module)
-    if growth.rounds.is_after_training and 2 * of_modules > growth.bytes:
+    has_graph = "autograd graph" in held or (not held and case.facts.grad_enabled is not False)
+    if growth.rounds.is_after_training and has_graph and 2 * of_modules > growth.bytes:
         notes = (
             Note("run it under torch.no_grad(): after the training its graphs are kept:", first),
             Note("or keep numbers, not tensors with their graph (loss.item(), x.detach())"),
@@ -833,10 +839,7 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
     builder = next((one for one in growth.growers[:_TOLD] if one.builds), None)
     if builder is not None:
         notes = (
-            Note(
-                "let go of the models that are made here, their gradients and optimizers:",
-                builder.place,
-            ),
+            _models(case, builder.place),
             Note("neutracer.why_alive(parameter) and find_autograd_cycles() say what keeps them"),
         )
     else:
@@ -1052,10 +1055,16 @@ def new_holder(case: Case, trials: Trials) -> Verdict | None:
     message = f"{format_bytes(total)} was requested by lines that no earlier {demand.unit} had run"
     evidence = tuple(Note(f"{format_bytes(one.bytes)} by", one.place) for one in found[:3])
     advice: tuple[Note, ...]
-    if first.in_module and case.phase.name != "inference":
+    chain = case.holder_of(first.place)
+    if chain:
+        advice = (_let_go(case, first.place, False), Note("or a smaller batch there"))
+        remedy = Remedy("release", place=first.place, callers=first.callers)
+    elif first.in_module and case.phase.name != "inference":
         advice = (
-            Note("if nothing is trained here, run it under torch.no_grad():", first.place),
-            Note("a smaller batch there needs less as well"),
+            Note(
+                "a smaller batch there; torch.no_grad() around it if no gradients are needed:",
+                first.place,
+            ),
         )
         remedy = Remedy("no_grad", place=first.place, callers=first.callers)
     elif first.in_module:
@@ -1238,6 +1247,7 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
                  f"{format_bytes(budget.device_free)} were free; the file does not say what others "
                  "had: give capacity= (--capacity), or see nvidia-smi.")
         )  # fmt: skip
+    advice = [*_largest(case), *_smaller(case, trials), *advice]
     known_cure = _signature(case.stack)
     if known_cure:
         advice.insert(0, Note(known_cure))
@@ -1246,6 +1256,25 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
         advice.append(Note("keep less of it alive at a time: a smaller batch, fewer kept tensors"))
         remedy = _remedy(case, trials, "smaller_step")
     return evidence, advice, remedy
+
+
+def _largest(case: Case) -> tuple[Note, ...]:
+    """What to do about the line that holds most of what is in use, where a variable does."""
+    most = case.holdings[0] if case.holdings else None
+    chain = "" if most is None else case.holder_of(most.place)
+    if most is None or not chain or 2 * most.bytes < case.room.allocated:
+        return ()
+    share = format_share(most.share, decimals=0)
+    text = f"{share} of it is in {chain}: make it on the CPU, in pieces, or in a smaller dtype"
+    return (Note(text),)
+
+
+def _smaller(case: Case, trials: Trials) -> tuple[Note, ...]:
+    """How much smaller a round has to be, where that was replayed."""
+    share = _Share.of(case, trials)
+    if not share.finishes or case.rounds is None:
+        return ()
+    return (Note(f"make the {case.rounds.unit} smaller: {share.text}"),)
 
 
 def _has_several_each(case: Case, gradients: int) -> bool:

@@ -47,7 +47,11 @@ def test_a_list_is_the_leak_and_is_named(small: None, tmp_path: Path) -> None:
 
 
 def attempt(rows: int) -> object:
-    return [torch.empty(rows * MIB, dtype=torch.uint8, device="cuda") for _ in range(8)]
+    # A variable of the frame, which a traceback keeps.
+    made = []
+    for _ in range(8):
+        made.append(torch.empty(rows * MIB, dtype=torch.uint8, device="cuda"))
+    return made
 
 
 def retried() -> object:
