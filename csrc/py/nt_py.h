@@ -222,7 +222,7 @@ nt_py_arrow_stream(PyObject *module, PyObject *args);
 extern PyMethodDef nt_py_heap_methods[];
 extern PyMethodDef nt_py_live_methods[];
 extern PyMethodDef nt_py_dump_methods[];
-extern PyMethodDef nt_py_last_signal_methods[];
+extern PyMethodDef nt_py_signals_methods[];
 extern PyMethodDef nt_py_trend_methods[];
 extern PyMethodDef nt_py_pick_methods[]; /* nt_py_column.c */
 extern PyMethodDef nt_py_steps_methods[];

@@ -256,7 +256,7 @@ module_add_functions(PyObject *module)
 {
     PyMethodDef *const tables[] = {nt_py_heap_methods,  nt_py_trend_methods,
                                    nt_py_pick_methods,  nt_py_live_methods,
-                                   nt_py_dump_methods,  nt_py_last_signal_methods,
+                                   nt_py_dump_methods,  nt_py_signals_methods,
                                    nt_py_steps_methods, nt_py_categories_methods};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
         if (PyModule_AddFunctions(module, tables[i]) < 0) {

@@ -138,20 +138,18 @@ struct oom_fact {
 /* OOMs that are remembered. */
 constexpr size_t MOST_OOM_FACTS = 32;
 
-/* Notes an OOM: remembers it, counts it, makes the descriptor readable, then calls the
- * Python callable that `oom_listen` was given, if any. Never throws; takes the GIL for
- * the callable only, whose exceptions are kept as text. */
+/* Notes an OOM: remembers it, counts it, then calls the Python callable that
+ * `oom_listen` was given, if any. Takes the GIL for the callable only, whose exceptions
+ * are kept as text. Throws nothing, but a thread that asks for the GIL of an ending
+ * interpreter is unwound: no caller may be noexcept. */
 void
-oom_note(int64_t device, uint64_t asked, uint64_t total, uint64_t free) noexcept;
+oom_note(int64_t device, uint64_t asked, uint64_t total, uint64_t free);
 /* OOMs of a device; -1: of all. */
 uint64_t
 oom_count(int32_t device) noexcept;
 /* Copies the remembered ones, oldest first; returns how many. */
 size_t
 oom_facts(oom_fact out[MOST_OOM_FACTS]) noexcept;
-/* An eventfd, readable after an OOM; -1 where there is none. Made by the first call. */
-int
-oom_descriptor() noexcept;
 /* The callable for OOMs, or nullptr for none; with the GIL. Takes a reference. */
 void
 oom_listen(PyObject *callable) noexcept;

@@ -5,11 +5,11 @@
 #include <c10/util/ApproximateClock.h>
 
 #include <algorithm>
+#include <cxxabi.h>
 #include <mutex>
 #include <vector>
 
 #include <pthread.h>
-#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -74,8 +74,6 @@ struct oom_state {
     oom_fact facts[MOST_OOM_FACTS] = {};
     uint64_t noted = 0;
     std::atomic<uint64_t> counts[MOST_DEVICES] = {};
-    std::atomic<int> descriptor{-1};
-    std::atomic<int> descriptor_process{0};
     PyObject *listener = nullptr; /* guard: the GIL */
     PyObject *error = nullptr;    /* guard: the GIL */
     std::atomic<bool> listened{false};
@@ -118,19 +116,6 @@ remember(oom_fact fact) noexcept
     state.facts[(fact.number - 1) % MOST_OOM_FACTS] = fact;
 }
 
-void
-make_readable() noexcept
-{
-    oom_state &state = oom();
-    const int descriptor = state.descriptor.load();
-    /* A forked child has its parent's descriptor, and nothing to say on it. */
-    if (descriptor >= 0 && state.descriptor_process.load() == getpid()) {
-        const uint64_t one = 1;
-        const ssize_t ignored = write(descriptor, &one, sizeof one);
-        (void)ignored;
-    }
-}
-
 /* What was raised becomes text, and is forgotten; with the GIL. */
 void
 keep_error() noexcept
@@ -151,8 +136,9 @@ keep_error() noexcept
     Py_XDECREF(trace);
 }
 
+/* Taking the GIL ends this thread, by unwinding it, once the interpreter ends. */
 void
-call_listener(const oom_fact &fact) noexcept
+call_listener(const oom_fact &fact)
 {
     const PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
@@ -340,7 +326,7 @@ rings_facts(ring_fact out[MOST_DEVICES])
 }
 
 void
-oom_note(int64_t device, uint64_t asked, uint64_t total, uint64_t free) noexcept
+oom_note(int64_t device, uint64_t asked, uint64_t total, uint64_t free)
 {
     try {
         oom_fact fact{};
@@ -354,13 +340,16 @@ oom_note(int64_t device, uint64_t asked, uint64_t total, uint64_t free) noexcept
         if (device >= 0 && device < MOST_DEVICES) {
             oom().counts[device].fetch_add(1);
         }
-        make_readable();
         /* What the callable itself runs out of is a fact, and not told to it. */
         if (oom().listened.load() && !oom_in_listener && !interpreter_ends()) {
             oom_in_listener = true;
             call_listener(fact);
             oom_in_listener = false;
         }
+    } catch (abi::__forced_unwind &) {
+        /* The interpreter ended meanwhile, and ends this thread: nothing may hold it.
+         */
+        throw;
     } catch (...) {
         /* An observer that throws would take the place of the OOM error. */
         oom_in_listener = false;
@@ -390,18 +379,6 @@ oom_facts(oom_fact out[MOST_OOM_FACTS]) noexcept
         out[i] = state.facts[(state.noted - count + i) % MOST_OOM_FACTS];
     }
     return count;
-}
-
-int
-oom_descriptor() noexcept
-{
-    oom_state &state = oom();
-    const std::lock_guard<std::mutex> guard(state.lock);
-    if (state.descriptor.load() < 0) {
-        state.descriptor.store(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-        state.descriptor_process.store(getpid());
-    }
-    return state.descriptor.load();
 }
 
 void

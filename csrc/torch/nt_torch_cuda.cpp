@@ -314,7 +314,7 @@ on_event(const trace_entry &event) noexcept
 }
 
 void
-on_oom(int64_t device, size_t asked, size_t total, size_t free) noexcept
+on_oom(int64_t device, size_t asked, size_t total, size_t free)
 {
     oom_note(device, asked, total, free);
 }

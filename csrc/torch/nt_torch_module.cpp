@@ -345,16 +345,6 @@ module_oom_error(PyObject *, PyObject *)
     return oom_listener_error();
 }
 
-PyDoc_STRVAR(oom_descriptor_doc,
-             "oom_descriptor($module, /)\n--\n\n"
-             "An eventfd that is readable after an OOM; -1 where there is none.");
-
-PyObject *
-module_oom_descriptor(PyObject *, PyObject *)
-{
-    return PyLong_FromLong(oom_descriptor());
-}
-
 PyDoc_STRVAR(oom_facts_doc,
              "oom_facts($module, /)\n--\n\n"
              "The last OOMs as (number, device, asked, total, free, time_ns, thread).");
@@ -434,7 +424,6 @@ PyMethodDef module_methods[] = {
     {"attach_oom", module_attach_oom, METH_NOARGS, attach_oom_doc},
     {"oom_listen", module_oom_listen, METH_O, oom_listen_doc},
     {"oom_error", module_oom_error, METH_NOARGS, oom_error_doc},
-    {"oom_descriptor", module_oom_descriptor, METH_NOARGS, oom_descriptor_doc},
     {"oom_facts", module_oom_facts, METH_NOARGS, oom_facts_doc},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -17,14 +17,21 @@ from neutracer.cli.parts import (
     add_program,
     complain,
     complain_of,
+    ended_without_report,
     fails,
-    print_report,
+    print_last_report,
     program_of,
 )
 from neutracer.errors import NeutracerError, TensorCycleWarning, missing
 from neutracer.heap.tensor_cycles import cycle_run
 from neutracer.heap.watch import warn_tensor_cycles
-from neutracer.recording.program import end_by, run_program, shell_code
+from neutracer.recording.program import (
+    UnreportedError,
+    after_program,
+    end_by,
+    run_program,
+    shell_code,
+)
 from neutracer.recording.sidecar import filled_in
 from neutracer.saving import check_output
 from neutracer.units import format_count, parse_bytes
@@ -76,16 +83,19 @@ def _cycles(options: argparse.Namespace) -> int:
             kept: list[object] = []
             ended = run_program(command, module=options.module, keep=kept)
             code = shell_code(ended)
-            report = cycle_run(watch, command[0], code, device, min_bytes)
+            with after_program(ended):
+                report = cycle_run(watch, command[0], code, device, min_bytes)
+    except UnreportedError as error:
+        return ended_without_report(error)
     except OSError as error:
         return complain_of(command[0], error)
     except (NeutracerError, ValueError) as error:
         return complain(str(error))
-    print_report(report, options.json, sys.stderr)
+    print_last_report(report, options.json)
     try:
         if options.output is not None:
             report.graph.to_html(filled_in(options.output))
-    except (NeutracerError, OSError) as error:
+    except (NeutracerError, OSError, MemoryError) as error:
         complain_of(options.output, error)
         return code or FAILED
     end_by(ended)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import neutracer
-from neutracer.cli.parts import HelpPage, complain_of, within_memory
+from neutracer.cli.parts import HelpPage, complain_of, discard, within_memory
 
 
 class _Command(NamedTuple):
@@ -141,21 +142,26 @@ def writable_streams() -> Iterator[None]:
         OSError: Standard output can't be written.
     """
     was = sys.stdout, sys.stderr
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        sys.stdout, sys.stderr = (stream or nowhere for stream in was)
+    sys.stdout, sys.stderr = (stream or _Nowhere() for stream in was)
+    try:
+        yield
+    finally:
         try:
-            yield
+            # A program run in this process may have closed it.
+            if not getattr(sys.stdout, "closed", False):
+                sys.stdout.flush()
+        except OSError:
+            discard(sys.stdout)
+            raise
         finally:
-            try:
-                # A program run in this process may have closed it.
-                if not getattr(sys.stdout, "closed", False):
-                    sys.stdout.flush()
-            except OSError:
-                # Keeps Python's own flush at exit from failing again.
-                os.dup2(nowhere.fileno(), sys.stdout.fileno())
-                raise
-            finally:
-                _restore_streams(*was)
+            _restore_streams(*was)
+
+
+class _Nowhere(io.StringIO):
+    """A stream without a descriptor, which a program run in this process could take away."""
+
+    def write(self, text: str, /) -> int:
+        return len(text)
 
 
 def _restore_streams(*streams: Any) -> None:

@@ -11,12 +11,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
 
 from neutracer.errors import HistoryWarning, NeutracerError, SettingsError
 from neutracer.render.document import clean
 
 if TYPE_CHECKING:
+    from neutracer.recording.program import UnreportedError
     from neutracer.render.report import Report
 
 # Functions import the rest of the package themselves, so `--version` and `--help` stay fast.
@@ -420,3 +421,34 @@ def print_report(report: Report, as_json: bool, page: TextIO) -> None:
         dump(report, sys.stdout)
     else:
         show(report.document(), page)
+
+
+def print_last_report(report: Report, as_json: bool) -> None:
+    """Print the report on a program that has ended, whose exit code a closed stream leaves."""
+    try:
+        print_report(report, as_json, sys.stderr)
+        sys.stdout.flush()
+    except Exception as error:
+        with suppress(Exception):
+            complain(f"cannot print the report: {getattr(error, 'strerror', None) or error}")
+        with suppress(Exception):
+            discard(sys.stdout)
+
+
+def discard(stream: IO[str]) -> None:
+    """Send what a stream still holds nowhere: Python's flush at exit would fail again."""
+    nowhere, wanted = os.open(os.devnull, os.O_WRONLY), stream.fileno()
+    if nowhere != wanted:
+        os.dup2(nowhere, wanted)
+        os.close(nowhere)
+
+
+def ended_without_report(error: UnreportedError) -> int:
+    """Say that a program has ended without a report; returns its exit code, or ends by its
+    signal."""
+    from neutracer.recording.program import end_by, shell_code
+
+    with suppress(Exception):
+        complain(str(error))
+    end_by(error.code)
+    return shell_code(error.code)

@@ -14,13 +14,15 @@ from neutracer.cli.parts import (
     add_recording,
     complain,
     complain_of,
+    ended_without_report,
+    print_last_report,
     print_report,
     program_of,
     without_history_warning,
 )
 from neutracer.errors import NeutracerError
 from neutracer.recording.long_history import RECORDERS
-from neutracer.recording.program import end_by
+from neutracer.recording.program import UnreportedError, end_by
 from neutracer.run.attach import DEFAULT_WAIT_S, attach_and_report
 from neutracer.run.report import run_and_report
 
@@ -105,11 +107,13 @@ def _run(options: argparse.Namespace) -> int:
             modules=options.modules,
             every_s=None if options.every is None else options.every * 60,
         )
+    except UnreportedError as error:
+        return ended_without_report(error)
     except OSError as error:
         return complain_of(command[0], error)
     except (NeutracerError, ValueError) as error:
         return complain(str(error))
-    print_report(report, options.json, sys.stderr)
+    print_last_report(report, options.json)
     if report.signal is not None:
         end_by(-report.signal)
     return report.exit_code

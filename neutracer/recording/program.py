@@ -15,7 +15,6 @@ import logging
 import os
 import pkgutil
 import runpy
-import select
 import signal
 import sys
 import threading
@@ -23,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
-from types import FrameType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, TextIO
 
 from neutracer._native import core
@@ -181,6 +180,35 @@ def run_program(
     return code
 
 
+class UnreportedError(NeutracerError):
+    """A program that has ended without a report: a failure of ours, after it.
+
+    Attributes:
+        code: The result of `run_program`, which stays the program's.
+    """
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(f"the program has ended, but there is no report on it: {why}")
+        self.code = code
+
+
+@contextmanager
+def after_program(code: int) -> Iterator[None]:
+    """Work after a program's end: whatever it took away, its exit code is not lost.
+
+    Args:
+        code: The result of `run_program`.
+
+    Raises:
+        UnreportedError: The work failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        kind = "" if isinstance(error, NeutracerError) else type(error).__name__
+        raise UnreportedError(code, ": ".join(filter(None, (kind, str(error))))) from None
+
+
 def shell_code(code: int) -> int:
     """The exit code as a shell reports it: 128 plus the signal for a negative code.
 
@@ -215,7 +243,7 @@ def _ended(
     if not module and not os.path.exists(name):
         raise NeutracerError(f"{name}: no such file; {_EXPECTED}")
     saved = sys.argv, list(sys.path)
-    streams = sys.stdout, sys.stderr
+    streams, modules = (sys.stdout, sys.stderr), dict(sys.modules)
     sys.argv = list(arguments)
     try:
         if module:
@@ -234,12 +262,28 @@ def _ended(
         keep.extend(_variables(error.__traceback__))
         # Show the program's frames only.
         error.__traceback__ = _own_frames_off(error)
-        sys.excepthook(type(error), error, error.__traceback__)
-        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        ended = _shown(error)
+        return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else ended
     finally:
         sys.argv, sys.path[:] = saved[0], saved[1]
+        for one, loaded in modules.items():
+            sys.modules.setdefault(one, loaded)
         sys.stdout, sys.stderr = map(_own_stream, streams, (sys.stdout, sys.stderr))
     return 0
+
+
+def _shown(error: BaseException) -> int:
+    """Print an exception as Python does at a program's end; returns the exit code."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as ending:
+        return _exit_code(ending.code)
+    except BaseException as second:
+        # The program's own hook is missing or fails.
+        for one in (second, error):
+            with suppress(Exception):
+                sys.__excepthook__(type(one), one, _own_frames_off(one))
+    return 1
 
 
 def _variables(traceback: TracebackType | None) -> Iterator[object]:
@@ -333,7 +377,8 @@ def _exit_code(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        return code
+        # What the system keeps of it: below 0, a result of ours would be a signal.
+        return code & 0xFF
     print(code, file=sys.stderr)
     return 1
 
@@ -355,24 +400,16 @@ def _own_frames_off(error: BaseException) -> TracebackType | None:
 _LAST_S = 2.0
 
 
-def _pipe() -> tuple[int, int]:
-    ends = os.pipe()
-    for end in ends:
-        os.set_blocking(end, False)
-    return ends
-
-
-def _at_once(action: Callable[[], object]) -> None:
-    action()
-
-
 class OnDemand:
     """A thread that acts on a signal and at intervals.
 
-    It acts even while the main thread hangs in C code with the GIL released: Python writes the
-    signal's number to the wakeup pipe at once, and runs handlers only when the main thread
-    returns. If the program owns that pipe, as asyncio does, the handler wakes the thread. A
-    program's own handler of the signal is kept.
+    It acts even while the main thread hangs in C code with the GIL released, and needs nothing
+    that the program can take away: no descriptor, and no handler of Python's. A signal that the
+    program handles, before or after the start, is the program's.
+
+    Attributes:
+        signum: The signal that it acts on; None if it was asked for none or the program handles
+            it.
     """
 
     def __init__(
@@ -383,7 +420,6 @@ class OnDemand:
         signum: int | None,
         last_signum: int | None = None,
         last: Callable[[], object] | None = None,
-        in_main: Callable[[Callable[[], object]], object] = _at_once,
     ) -> None:
         """Set up; `start` begins.
 
@@ -394,133 +430,58 @@ class OnDemand:
             last_signum: A fatal signal that is delayed until `last` has returned, for two
                 seconds at most, unless the program sets a handler; None for none.
             last: Called on the thread before the process ends.
-            in_main: Runs a function on the main thread and waits for it; needed if another
-                thread starts and stops this.
         """
+        self.signum = signum
         self._action = action
         self._every_s = every_s
-        self._signum = signum
         self._last_signum = last_signum
         self._last = last
-        self._in_main = in_main
-        self._read, self._write = -1, -1
-        # A temporary wakeup pipe while the current one is queried.
-        self._aside: tuple[int, int] = (-1, -1)
+        self._waiter = -1
         self._process = 0
-        self._previous: Any = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start, on the main thread or with `in_main`."""
-        if self._every_s is None and self._signum is None and self._last_signum is None:
+        """Start, on any thread."""
+        if self._every_s is None and self.signum is None and self._last_signum is None:
             return
         self._process = os.getpid()
-        self._read, self._write = _pipe()
-        self._aside = _pipe()
-        if self._signum is not None:
-            try:
-                self._in_main(self._take)
-            except BaseException:
-                self._close()
-                raise
-        if self._last_signum is not None and not core.put_off_signal(
-            self._last_signum, self._write, _LAST_S
-        ):
-            # The program handles it: leave it alone in `stop`.
-            self._last_signum = None
+        self._waiter = core.signals_open()
+        self.signum = self._taken(self.signum, 0.0)
+        self._last_signum = self._taken(self._last_signum, _LAST_S)
         self._thread = threading.Thread(target=self._run, name="neutracer-reports", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and wait for a running action; same thread rule as `start`."""
+        """Stop, and wait for a running action."""
         if self._thread is None or self._process != os.getpid():
             return
-        if self._last_signum is not None:
-            core.put_back_signal()
-        if self._signum is not None:
-            self._in_main(self._give_back)
-        os.write(self._write, b"\0")
+        core.signals_wake(self._waiter)
         self._thread.join()
         self._thread = None
-        # Disarms a handler that the program kept.
-        self._process = 0
-        self._close()
+        core.signals_close(self._waiter)
 
-    def _close(self) -> None:
-        for end in (self._read, self._write, *self._aside):
-            os.close(end)
-
-    def _take(self) -> None:
-        if self._signum is None or threading.current_thread() is not threading.main_thread():
-            # Only the main thread can set handlers.
-            self._signum = None
-            return
-        self._previous = signal.signal(self._signum, self._handle)
-        if self._waiting() == -1:
-            signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        os.register_at_fork(after_in_child=self._leave_child)
-
-    def _give_back(self) -> None:
-        if self._signum is None:
-            return
-        if signal.getsignal(self._signum) == self._handle:
-            signal.signal(self._signum, self._previous)
-        if self._waiting() == self._write:
-            signal.set_wakeup_fd(-1)
-
-    def _waiting(self) -> int:
-        """Python's current wakeup pipe, or -1; on the main thread.
-
-        It can only be read by replacing it; signals that arrive meanwhile are passed on.
-        """
-        aside, end = self._aside
-        current = signal.set_wakeup_fd(end, warn_on_full_buffer=False)
-        try:
-            signal.set_wakeup_fd(current, warn_on_full_buffer=current != self._write)
-        except (OSError, ValueError):
-            # The program has closed its pipe.
-            signal.set_wakeup_fd(-1)
-            current = -1
-        with suppress(OSError):
-            came = os.read(aside, 4096)
-            if current != -1:
-                os.write(current, came)
-        return current
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self._process == os.getpid() and self._waiting() != self._write:
-            os.write(self._write, bytes([signum]))
-
-    def _leave_child(self) -> None:
-        # A forked child gets the original signal handling.
-        if self._thread is not None:
-            self._give_back()
-            if self._last_signum is not None:
-                core.put_back_signal()
-            self._thread = None
+    def _taken(self, signum: int | None, seconds: float) -> int | None:
+        """The signal, if it is not the program's."""
+        if signum is None or not core.signals_take(self._waiter, signum, seconds):
+            return None
+        return signum
 
     def _run(self) -> None:
         due = None if self._every_s is None else time.monotonic() + self._every_s
         while True:
-            timeout = None if due is None else max(due - time.monotonic(), 0.0)
-            if select.select([self._read], [], [], timeout)[0]:
-                came = os.read(self._read, 4096)
-                if 0 in came:
-                    return
-                if self._last_signum is not None and self._last_signum + 128 in came:
-                    self._end()
-                if self._is_for_us(came):
-                    self._act("signal")
+            timeout = -1.0 if due is None else max(due - time.monotonic(), 0.0)
+            came = core.signals_wait(self._waiter, timeout)
+            if self._last_signum is not None and came >> self._last_signum & 1:
+                self._end(self._last_signum)
+            if self.signum is not None and came >> self.signum & 1:
+                self._act("signal")
+            if came & 1:
+                return
             if due is not None and self._every_s is not None and time.monotonic() >= due:
                 self._act("interval")
                 due = time.monotonic() + self._every_s
 
-    def _is_for_us(self, came: bytes) -> bool:
-        if self._signum is None or self._signum not in came:
-            return False
-        return signal.getsignal(self._signum) == self._handle
-
-    def _end(self) -> None:
+    def _end(self, signum: int) -> None:
         """Call `last`, then raise the signal again, now unhandled."""
         try:
             if self._last is not None:
@@ -528,7 +489,7 @@ class OnDemand:
         except Exception:
             _LOGGER.exception("the last report could not be written")
         finally:
-            os.kill(os.getpid(), self._last_signum or 0)
+            os.kill(os.getpid(), signum)
 
     def _act(self, reason: str) -> None:
         try:

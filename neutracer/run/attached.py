@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-import _thread
-import itertools
 import json
 import os
 import platform
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,89 +24,9 @@ from neutracer.recording.sidecar import rank_facts, running_program
 from neutracer.run.begin import TAKEN, reply
 from neutracer.run.following import Following, check_writable
 
-# ---- Safe point --------------------------------------------------------------------------
-
-_LATER_S = 0.05  # Delay after which an intercepted Ctrl-C is raised again.
-
-_numbers = itertools.count(1)
-_calls: dict[int, _Call] = {}
-
-
-class _Call:
-    """A pending call on the main thread, and its error."""
-
-    def __init__(self, action: Callable[[], object]) -> None:
-        self.action = action
-        self.error: BaseException | None = None
-        # Released when done. A plain lock: the main thread may be at any bytecode.
-        self.pending = _thread.allocate_lock()
-        self.pending.acquire()
-
-
-def in_main_thread(action: Callable[[], object], seconds: float) -> None:
-    """Call `action` on the main thread at its next bytecode boundary (3.14 on).
-
-    Like a signal handler it must be short, and wait for nothing that the main thread may hold.
-
-    Raises:
-        NeutracerError: The main thread has not returned to Python in `seconds`; the call is
-            cancelled.
-        Exception: The error of the action.
-    """
-    if threading.current_thread() is threading.main_thread():
-        action()
-        return
-    number, call = next(_numbers), _Call(action)
-    _calls[number] = call
-    try:
-        _send(number, call, seconds)
-    finally:
-        _calls.pop(number, None)
-    if isinstance(call.error, KeyboardInterrupt):
-        # It was meant for the program.
-        threading.Timer(_LATER_S, _thread.interrupt_main).start()
-    if call.error is not None:
-        raise call.error
-
-
-def _send(number: int, call: _Call, seconds: float) -> None:
-    remote_exec: Any = sys.remote_exec  # type: ignore[attr-defined,unused-ignore]
-    handle, script = tempfile.mkstemp(".py", "neutracer-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(f"import sys\nsys.modules[{__name__!r}].run_call({number})\n")
-        remote_exec(os.getpid(), script)
-        if call.pending.acquire(timeout=seconds):
-            return
-        # The thread that removes the call owns it: the main thread may be starting on it.
-        if _calls.pop(number, None) is None:
-            call.pending.acquire()
-            return
-        with suppress(Exception):
-            # Replaces the pending script, which is about to be removed.
-            remote_exec(os.getpid(), os.devnull)
-        raise NeutracerError(f"the main thread has not returned to Python in {seconds:g} s")
-    finally:
-        os.unlink(script)
-
-
-def run_call(number: int) -> None:
-    """Run a call unless it was cancelled; raises nothing."""
-    call = _calls.pop(number, None)
-    if call is None:
-        return
-    try:
-        call.action()
-    except BaseException as error:
-        call.error = error
-    finally:
-        call.pending.release()
-
-
 # ---- Attached ----------------------------------------------------------------------------
 
 _POLL_S = 0.1  # Between checks that the command still waits for a recording.
-_MAIN_WAIT_S = 30.0  # Timeout for the main thread to reach another safe point.
 
 
 class _State:
@@ -242,35 +158,20 @@ def _watch(state: _State, request: dict[str, Any], undo: ExitStack, result: dict
         raise NeutracerError(
             f"'neutracer {there.command}' already watches it: reports go to {there.directory}"
         )
-    signum = getattr(signal, "SIGUSR2", None)
-    if signum is not None and _is_taken(signum):
-        result["notes"].append("the program handles SIGUSR2 itself: the signal writes no report")
-        signum = None
     following = _begun(request, watch=True)
     undo.callback(following.end, None)
-    beside = OnDemand(following.write, every_s=None, signum=signum, in_main=_in_main)
+    signum = getattr(signal, "SIGUSR2", None)
+    beside = OnDemand(following.write, every_s=None, signum=signum)
     beside.start()
+    if signum is not None and beside.signum is None:
+        result["notes"].append("the program handles SIGUSR2 itself: the signal writes no report")
     undo.callback(beside.stop)
     state.following, state.on_demand = following, beside
     undo.callback(_forget_watch, state)
 
 
-def _in_main(action: Callable[[], object]) -> None:
-    in_main_thread(action, _MAIN_WAIT_S)
-
-
 def _forget_watch(state: _State) -> None:
     state.following, state.on_demand = None, None
-
-
-def _is_taken(signum: int) -> bool:
-    """Whether the program handles a signal, in Python or in C."""
-    if signal.getsignal(signum) != signal.SIG_DFL:
-        return True
-    with suppress(OSError, IndexError, ValueError):
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-        return bool(int(status.split("SigCgt:")[1].split()[0], 16) >> (signum - 1) & 1)
-    return False
 
 
 def _serve(state: _State, port: int, undo: ExitStack, result: dict[str, Any]) -> None:

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from neutracer.oom.page import OomReport
@@ -15,6 +16,7 @@ from neutracer.overview import OverviewReport
 from neutracer.rank.watch import RanksWatch
 from neutracer.recording.program import (
     OnDemand,
+    after_program,
     main_again,
     run_program,
     shell_code,
@@ -26,6 +28,7 @@ from neutracer.render.report import Report
 from neutracer.run.following import DEFAULT_DIRECTORY, Following, check_writable, written_pairs
 from neutracer.units import format_count, format_duration_us
 
+_LOGGER = logging.getLogger("neutracer")
 _MOST = 1_000_000_000  # Events, or seconds between reports.
 
 
@@ -123,6 +126,7 @@ def run_and_report(
 
     Raises:
         NeutracerError: There is no such script or module, or the directory is not writable.
+        UnreportedError: There is no report on the program, which has ended.
         ValueError: An argument is out of range.
         SystemExit: In a child that the program has forked.
     """
@@ -164,20 +168,30 @@ def run_and_report(
     beside.start()
     # The report is on what the program holds at its end.
     kept: list[object] = []
+
+    def report_last() -> None:
+        with main_again(kept):
+            following.end()
+
+    parts = () if ranks is None else (ranks.remove,)
+    # `beside` last: it handles a signal that arrives meanwhile.
+    ends = (cancel, *parts, report_last, kept.clear, beside.stop)
     try:
         code = run_program(command, module=module, keep=kept)
     finally:
-        cancel()
-        if ranks is not None:
-            ranks.remove()
-        try:
-            # Before `beside` stops: it handles a signal that arrives meanwhile.
-            with main_again(kept):
-                following.end()
-        finally:
-            kept.clear()
-            beside.stop()
-    return _report(following, command[0], code, time.monotonic() - begin)
+        notes = [note for note in map(_ended, ends) if note]
+    with after_program(code):
+        return _report(following, command[0], code, time.monotonic() - begin, notes)
+
+
+def _ended(end: Callable[[], object]) -> str:
+    """End a part of ours, whatever the program took away; returns why it failed, or ""."""
+    try:
+        end()
+    except Exception as error:
+        _LOGGER.debug("a part of the recording has not ended", exc_info=True)
+        return f"the recording did not end as it should ({type(error).__name__}: {error})"
+    return ""
 
 
 def _ranks_beside(directory: str) -> RanksWatch | None:
@@ -186,7 +200,9 @@ def _ranks_beside(directory: str) -> RanksWatch | None:
     return RanksWatch(directory, early=False) if (world_size or 1) > 1 else None
 
 
-def _report(following: Following, program: str, code: int, seconds: float) -> RunReport:
+def _report(
+    following: Following, program: str, code: int, seconds: float, notes: Sequence[str]
+) -> RunReport:
     why = following.why
     if not following.is_recording and not why:
         why = "This program never imported torch: nothing was recorded."
@@ -206,6 +222,6 @@ def _report(following: Following, program: str, code: int, seconds: float) -> Ru
         ooms=following.ooms,
         ooms_seen=following.ooms_seen,
         files=following.files,
-        notes=following.notes,
+        notes=(*following.notes, *notes),
         findings=() if shown is None else shown.findings,
     )

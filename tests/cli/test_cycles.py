@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,3 +190,18 @@ def test_variables_of_a_program_are_no_cycle(
     done = run("--fail-on", "info", *words)
     assert done.returncode == 0
     assert "No reference cycle kept a tensor." in done.stderr
+
+
+def test_exit_code_is_the_programs_where_no_memory_is_left(tmp_path: Path) -> None:
+    program = tmp_path / "limited.py"
+    program.write_text(
+        "import resource, sys\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "most = pages * resource.getpagesize() + (1 << 20)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
+        "sys.exit(7)\n"
+    )
+    command = [sys.executable, "-m", "neutracer", "cycles", "--device", "cpu", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
+    assert "Traceback" not in done.stderr

@@ -519,3 +519,58 @@ def test_terminated_child_leaves_the_parent_alone(run):
     )
     done = run(text)
     assert (done.returncode, done.stdout) == (0, f"{-signal.SIGTERM}\n"), done.stderr
+
+
+# ---- what a program takes away -----------------------------------------------------------
+
+DAEMON = """
+import os, signal, sys, time
+os.closerange(3, 4096)
+pipes = [os.pipe() for _ in range(6)]
+for _, write in pipes:
+    os.write(write, b"precious")
+os.kill(os.getpid(), signal.SIGUSR2) if "signal" in sys.argv else None
+time.sleep(0.3)
+for read, _ in pipes:
+    os.set_blocking(read, False)
+    assert os.read(read, 100) == b"precious"
+sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("signal",)])
+def test_descriptors_that_a_daemon_gets_again_are_its_own(run, arguments):
+    done = run(DAEMON, arguments=arguments)
+    assert done.returncode == 5, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os; os.closerange(0, 4096)",
+        "import os; os.close(2)",
+        "import sys; sys.modules.clear()",
+        "import sys; sys.exit(-1)",
+        "import sys; sys.exit(300)",
+        "import sys\ndef hook(*_):\n    raise SystemExit(9)\nsys.excepthook = hook\n1 / 0",
+        "import sys\ndef hook(*_):\n    raise ValueError\nsys.excepthook = hook\n1 / 0",
+        "import socket, time; socket.gethostname = time.monotonic = None",
+        "import threading; threading.excepthook = threading.Thread = None",
+    ],
+)
+def test_exit_code_is_the_programs_whatever_it_takes_away(run, text):
+    for options in ((), ("--json",)):
+        done = run(text, *options)
+        program = [sys.executable, str(run.out.parent / "program.py")]
+        assert done.returncode == subprocess.run(program, capture_output=True).returncode
+        assert "neutracer/" not in done.stderr, done.stderr
+
+
+def test_report_that_fails_leaves_the_exit_code(run):
+    text = (
+        "import sys, neutracer.run.report as ours\nours._report = lambda *_: [][0]\nsys.exit(7)\n"
+    )
+    done = run(text)
+    assert done.returncode == 7
+    assert "no report on it: IndexError" in done.stderr

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hooks on a device, against PyTorch's own figures, recorder and exceptions."""
 
-import contextlib
-import os
 import subprocess
 import sys
 import threading
@@ -260,15 +258,6 @@ def test_out_of_memory_is_told_first():
     assert hooks.oom_facts()[-1] == fact
     assert any("a listener that fails" in text for text in hooks.oom_errors())
     assert hooks.state().ooms >= 1
-
-
-def test_out_of_memory_makes_descriptor_readable():
-    descriptor = hooks.oom_descriptor()
-    with contextlib.suppress(BlockingIOError):
-        os.read(descriptor, 8)  # what other tests made
-    with pytest.raises(torch.OutOfMemoryError):
-        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
-    assert int.from_bytes(os.read(descriptor, 8), sys.byteorder) == 1
 
 
 def test_environment_says_what_is_attached():

@@ -208,13 +208,13 @@ def test_watch_leaves_a_signal_to_whom_it_belongs() -> None:
     first.start()
     try:
         neutracer.watch_ranks().remove()
-        # It is still put off: nobody else can do so.
-        read, write = os.pipe()
+        # It is still put off: nothing else can do so.
+        waiter = core.signals_open()
         try:
-            assert not core.put_off_signal(signal.SIGTERM, write, 1.0)
+            assert not core.signals_take(waiter, signal.SIGTERM, 1.0)
         finally:
-            os.close(read)
-            os.close(write)
+            core.signals_wake(waiter)
+            core.signals_close(waiter)
     finally:
         first.stop()
 
