@@ -339,20 +339,6 @@ def oom_facts() -> list[OomFact]:
     ]
 
 
-def oom_descriptor() -> int:
-    """An eventfd that becomes readable with each out-of-memory event; reading resets it.
-
-    Raises:
-        UnavailableError: There are no hooks, CUDA is not initialised, or no descriptor is left.
-    """
-    module = load()
-    call(module.attach_oom)
-    descriptor: int = module.oom_descriptor()
-    if descriptor < 0:
-        raise UnavailableError("a file descriptor", "close some, or raise the limit")
-    return descriptor
-
-
 # ---- Attach ------------------------------------------------------------------------------
 
 # PyTorch can't detach an allocator's tracker or an out-of-memory observer: each is attached once,
@@ -365,19 +351,20 @@ class _Wanted:
     """The users of events: callers of `attach`, and followers with their options."""
 
     def __init__(self) -> None:
-        self.attached = False
+        # The frames that `attach` asked for last; None: it was not called, or silenced.
+        self.attached: int | None = None
         self.followers: dict[object, tuple[int, int]] = {}
 
     def forget(self) -> None:
         """Drop the parent's users in a forked child."""
         global _attach_lock
         _attach_lock = threading.RLock()
-        self.attached = False
+        self.attached = None
         self.followers.clear()
 
-    def frames(self, asked: int) -> int:
+    def frames(self) -> int:
         """The most frames that any user needs."""
-        return max(asked, *(frames for _, frames in self.followers.values()), 0)
+        return max(self.attached or 0, *(frames for _, frames in self.followers.values()), 0)
 
 
 _wanted = _Wanted()
@@ -441,18 +428,22 @@ def attach(events: int = 100_000, frames: int = 0) -> None:
     if events < 1 or not 0 <= frames <= 64:
         raise ValueError("events must be 1 or more, and frames 0 to 64")
     with _attach_lock:
-        _begin(events, frames)
-        _wanted.attached = True
+        before, _wanted.attached = _wanted.attached, frames
+        try:
+            _begin(events)
+        except BaseException:
+            _wanted.attached = before
+            raise
 
 
-def _begin(events: int, frames: int) -> None:
+def _begin(events: int) -> None:
     _refuse_without_device()
     module = load()
     if module.backend == "cpu":
         watch_cpu_thread(module)
     _note_calls(module)
     try:
-        _record(module, events, frames)
+        _record(module, events)
     finally:
         _note_no_calls(module)
 
@@ -468,9 +459,8 @@ def _note_no_calls(module: Any) -> None:
         CACHE_CALLS.end(_wanted)
 
 
-def _record(module: Any, events: int, frames: int) -> None:
-    now = module.state()
-    frames = _wanted.frames(frames)
+def _record(module: Any, events: int) -> None:
+    now, frames = module.state(), _wanted.frames()
     if now["active"] and _capacity(now) >= events:
         if now["frames"] != frames:
             call(module.keep_frames, frames)
@@ -487,12 +477,16 @@ def follow(events: int, frames: int) -> Callable[[], None]:
     """
     key = object()
     with _attach_lock:
-        _begin(events, frames)
         _wanted.followers[key] = (events, frames)
+        try:
+            _begin(events)
+        except BaseException:
+            del _wanted.followers[key]
+            raise
 
     def end() -> None:
         with _attach_lock:
-            if _wanted.followers.pop(key, None) is not None and not _wanted.attached:
+            if _wanted.followers.pop(key, None) is not None and _wanted.attached is None:
                 _stop()
 
     return end
@@ -504,7 +498,7 @@ def silence() -> None:
     On CUDA the recording so far is set apart at once, since the layout changes without it.
     """
     with _attach_lock:
-        _wanted.attached = False
+        _wanted.attached = None
         _stop()
 
 
@@ -529,7 +523,7 @@ def resume(frames: int | None = None) -> None:
     if not module.state()["active"]:
         _note_calls(module)
         try:
-            call(module.start, _wanted.frames(frames or 0))
+            call(module.start, max(_wanted.frames(), frames or 0))
         finally:
             _note_no_calls(module)
 

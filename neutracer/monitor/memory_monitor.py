@@ -240,6 +240,7 @@ class AlertDesk:
 #: The number of the CPU.
 CPU = -1
 
+_EVENTS = 100_000  # Events kept per ring where a monitor has the hooks follow the CPU.
 _FIRST_WAIT_S = 1.0  # Exponential backoff for a device that can't be read.
 _LONGEST_WAIT_S = 60.0
 
@@ -255,7 +256,7 @@ class Road:
         nvml: The opened NVML, or None.
         source: A capsule with native functions, None for the hooks' own, False for none.
         name: "hooks", "python" or the capsule's origin.
-        hooks_begun: This monitor started the hooks' recording, and silences it at its end.
+        release: Ends the following of the hooks at the monitor's end, or None.
     """
 
     devices: tuple[int, ...]
@@ -263,7 +264,7 @@ class Road:
     nvml: object
     source: object
     name: str
-    hooks_begun: bool = False
+    release: Callable[[], None] | None = None
 
 
 def parse_devices(devices: object) -> tuple[int, ...] | None:
@@ -319,13 +320,10 @@ def _cpu_road(cuda_devices: int) -> Road:
     if sys.modules["torch"].version.cuda is not None:
         raise UnavailableError(what, "a CUDA build of torch does not report its CPU allocations")
     try:
-        hooks.load()
-        before = hooks.state()
-        hooks.attach()
+        release = hooks.follow(_EVENTS, 0)
     except UnavailableError as error:
         raise UnavailableError(what, f"the CPU can't be followed: {error}") from error
-    begun = before is None or not before.active
-    return Road((CPU,), (-1,), None, None, "hooks", begun)
+    return Road((CPU,), (-1,), None, None, "hooks", release)
 
 
 def read_total(device: int) -> tuple[int, int, int] | None:
@@ -785,8 +783,8 @@ class MemoryMonitor(
             self._ended.set()
             self._sampler.stop()
             server = self._server
-            if self._road.hooks_begun:
-                hooks.silence()
+            if self._road.release is not None:
+                self._road.release()
         if server is not None and server is not threading.current_thread():
             server.join(_STOP_WAIT_S)
             if server.is_alive():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -74,6 +74,7 @@ class CellRecording:
         self._most = max_entries
         self._recording: Recording | None = None
         self._before: hooks.HookState | None = None
+        self._unfollow: Callable[[], None] | None = None
         self._fresh = True
         self._begun_us = 0
 
@@ -87,10 +88,9 @@ class CellRecording:
         else:
             self._before = before = hooks.state()
             self._fresh = before is None or not before.active
-            if self._fresh:
-                hooks.attach(self._most, _FRAMES)
-            else:
-                hooks.watch_thread()
+            # Rings of another length would end the recording so far.
+            events = self._most if before is None or self._fresh else before.events
+            self._unfollow = hooks.follow(events, _FRAMES)
         self._begun_us = time.time_ns() // 1000
 
     def end(self) -> None:
@@ -106,9 +106,11 @@ class CellRecording:
         try:
             return take("cpu", state.events if state is not None else self._most)
         finally:
-            if self._fresh:
-                hooks.silence()
-            if self._before is None or not self._before.threads:
+            if self._unfollow is not None:
+                self._unfollow()
+            now = hooks.state()
+            others = now is not None and now.active
+            if not others and (self._before is None or not self._before.threads):
                 hooks.unwatch_thread()
 
     def _end_cuda(self) -> Snapshot | None:
