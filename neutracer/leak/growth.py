@@ -263,14 +263,36 @@ def allocated_blocks(shot: Snapshot, device: int) -> Iterable[tuple[tuple[Frame,
 # The share of the falls that one line must have freed.
 _AT_ONE_LINE = 0.9
 
+# The collector in a line of Python, and in the names of CPython's own functions.
 _COLLECTS = re.compile(r"\bcollect\s*\(")
+_COLLECTOR = re.compile(r"\b(_?PyGC_\w+|_Py_RunGC|gc_collect\w*|delete_garbage)\b")
+
+
+def is_collected(seen: Observed, trend: Trend) -> bool:
+    """Whether Python's collector freed the accumulated blocks: a frame of it is in most of the
+    frees' stacks, or the heap had garbage when the file was written."""
+    if seen.timeline is None or seen.has_garbage:
+        return seen.has_garbage
+    events = seen.timeline.events
+    stacks = events.codes("stack")
+    last = {stacks[event]: event for event in fallen(seen, trend.warmup)}
+    shown = {code for code, event in last.items() if _is_collector(events[event].stack)}
+    freed = [stacks[event] in shown for event in fallen(seen, trend.warmup)]
+    return sum(freed) > len(freed) / 2
+
+
+def _is_collector(stack: Sequence[Frame]) -> bool:
+    if any(_COLLECTOR.search(frame.name) for frame in stack):
+        return True
+    innermost = next((frame for frame in stack if frame.line > 0), None)
+    return innermost is not None and _COLLECTS.search(_text(innermost)) is not None
 
 
 def emptied_at(seen: Observed, trend: Trend) -> Place | None:
-    """The line at which the program frees its accumulated blocks; None if the collector may.
+    """The line at which the program frees its accumulated blocks; None if it is not certain.
 
     Python's collector runs at allocations, in lines that mostly do other things. A line that
-    only frees is the program's own, unless its text calls the collector or is unavailable.
+    only frees is the program's own, unless its text is unavailable.
     """
     timeline = seen.timeline
     if timeline is None:
@@ -283,8 +305,7 @@ def emptied_at(seen: Observed, trend: Trend) -> Place | None:
     if count < _AT_ONE_LINE * freed.total() or _does_more(timeline, code):
         return None
     stack = timeline.events[list(stacks).index(code)].stack
-    text = _text(stack)
-    return None if not text or _COLLECTS.search(text) else place_of(stack)
+    return place_of(stack) if stack and _text(stack[0]) else None
 
 
 def _does_more(timeline: Timeline, code: int) -> bool:
@@ -294,11 +315,8 @@ def _does_more(timeline: Timeline, code: int) -> bool:
     return any(stack == code and action == "alloc" for stack, action in pairs)
 
 
-def _text(stack: Sequence[Frame]) -> str:
-    """The source of the innermost frame's line, if this machine has it."""
-    if not stack:
-        return ""
-    frame = stack[0]
+def _text(frame: Frame) -> str:
+    """The source of a frame's line, if this machine has it."""
     return linecache.getline(frame.filename, frame.line).strip()
 
 
@@ -308,7 +326,7 @@ def _text(stack: Sequence[Frame]) -> str:
 VERDICTS = {
     "leak": "live memory grows step after step",
     "growing": "live memory rises step after step",
-    "cycle_garbage": "live memory grows until it is freed all at once",
+    "cycle_garbage": "live memory grows until Python's collector frees it",
     "non_torch_growth": "device memory outside PyTorch grows",
     "fragmentation_growth": "live blocks split more and more free memory",
     "cache_growth": "the cache grows while live memory does not",
@@ -385,19 +403,23 @@ def _grows(seen: Observed, because: str) -> Verdict:
 
 
 def _falls_back(seen: Observed) -> Verdict:
-    """The verdict on a saw-tooth: only a trace's lines tell the cause of the falls."""
+    """The verdict on a saw-tooth: garbage only where the collector or the heap shows it."""
     live = seen.live
-    if seen.timeline is not None:
-        text = "It rose step after step and fell back to where it was."
+    if is_collected(seen, live):
+        text = "It rose step after step, until Python's collector took it back."
         return Verdict("cycle_garbage", live, text)
     falls = f"{format_count(live.teeth, 'fall')}, by {format_bytes(round(live.tooth))}"
     if live.last > live.level + _UNRETURNED * live.tooth:
         text = f"It rose and fell ({falls}), and is now higher than falls of this size take back."
         return Verdict("unknown", live, text)
-    text = (
-        f"Falls return the growth: {falls}. The program may empty a container itself, or leave "
-        "garbage in cycles, which neutracer.warn_tensor_cycles() in the program finds."
-    )
+    place = emptied_at(seen, live)
+    if place is not None:
+        text = f"It rose, and the program freed it at {place.location} each time."
+    else:
+        text = (
+            f"It rises and falls: {falls}. The program may free it itself, or leave garbage in "
+            "cycles, which neutracer.warn_tensor_cycles() in the program finds."
+        )
     return _besides(seen) or Verdict("steady", live, text)
 
 
@@ -537,12 +559,6 @@ _MOST_LAYERS = 256
 
 def held_against(seen: Observed, verdict: Verdict, survivors: Survivors) -> Verdict:
     """The verdict, corrected if the trace's blocks contradict it."""
-    if verdict.kind == "cycle_garbage" and seen.timeline is not None:
-        place = emptied_at(seen, verdict.trend)
-        if place is None:
-            return verdict
-        text = f"It rose, and the program freed it at {place.location} each time."
-        return replace(verdict, kind="steady", because=text)
     if verdict.kind != "leak" or seen.timeline is None or verdict.trend.is_sawtooth:
         return verdict
     kept = survivors.growth

@@ -128,6 +128,7 @@ class Observed(FieldsOnly):
         is_named: Steps come from the program (its texts, optimizer or backward passes) or the
             caller, and not from repetition.
         device: The device as in reports: -1 is the CPU, -2 the host's pinned memory.
+        has_garbage: The JSON beside the snapshot counts memory that only a collection would free.
         failed: The event after an out-of-memory error that ended the program, or None; blocks
             freed from there on count as alive to the end.
     """
@@ -147,6 +148,7 @@ class Observed(FieldsOnly):
     starts: tuple[int, ...] = ()
     is_named: bool = True
     device: int = 0
+    has_garbage: bool = False
     failed: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -602,8 +604,15 @@ def observe_trace(
         starts=edges,
         is_named=unit == "step" and (is_given or is_named(timeline)),
         device=shown_device(snap, timeline.device),
+        has_garbage=_has_garbage(snap),
         failed=failed,
     )
+
+
+def _has_garbage(snap: Snapshot) -> bool:
+    oom = snap.beside.oom
+    garbage = oom.get("garbage_bytes") if isinstance(oom, Mapping) else None
+    return isinstance(garbage, int) and garbage > 0
 
 
 def _waiting(active: array[int], allocated: array[int]) -> array[int]:

@@ -152,7 +152,34 @@ def test_collections_called_by_the_program_find_garbage(tmp_path: Path) -> None:
     program = tmp_path / "collected.py"
     program.write_text("for i in range(60):\n  a = f()\n  b = g()\n  if full:\n    gc.collect()\n")
     assert leak_trend(cleared(program)).verdict == "cycle_garbage"
-    assert leak_trend(cleared(tmp_path / "absent.py")).verdict == "cycle_garbage"
+    unseen = leak_trend(cleared(tmp_path / "absent.py"))
+    assert unseen.verdict == "steady"
+    assert "rises and falls" in unseen.because
+
+
+COLLECTED = ("delete_garbage", "gc_collect_main", "_PyObject_GC_New")
+DROPPED = ("c10::StorageImpl::~StorageImpl()", "THPVariable_dealloc(_object*)", "_PyEval_EvalFrame")
+
+
+@pytest.mark.parametrize(
+    ("native", "verdict"), [(COLLECTED, "cycle_garbage"), (DROPPED, "steady"), ((), "steady")]
+)
+def test_forward_passes_are_garbage_only_where_the_collector_shows(
+    native: tuple[str, ...], verdict: str
+) -> None:
+    trace = Trace()
+    for _ in range(3):
+        live = [
+            trace.alloc(size * KIB, at(10 + layer % 6, "forward", "model.py"), MODULE, at(21))
+            for layer in range(48)
+            for size in (2048, 1024)
+        ]
+        freed = [{"name": name, "filename": "??", "line": 0} for name in native]
+        for address in live:
+            trace.free(address, *freed, at(21))
+    trend = leak_trend(trace.snapshot())
+    assert trend.verdict == verdict
+    assert bool(trend.findings) == (verdict == "cycle_garbage")
 
 
 def test_blocks_that_wait_for_a_stream_are_no_cache() -> None:

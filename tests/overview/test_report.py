@@ -16,7 +16,7 @@ from neutracer.render.report import Finding
 from neutracer.trace.beside import DeviceRoom
 
 FAILED = [name for name in NAMES if any(a == "oom" for a in snapshot(name).events["action"])]
-TRENDS = {"leak_list": "leak", "create_graph_leak": "leak", "cycle_nodes": "cycle_garbage"}
+TRENDS = {"leak_list": "leak", "create_graph_leak": "leak"}
 
 
 def of_file(name: str) -> OverviewReport:
