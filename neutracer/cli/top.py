@@ -6,11 +6,11 @@ from __future__ import annotations
 import argparse
 import http.client
 import ipaddress
-import json
 import os
 import select
 import sys
 import termios
+import threading
 import time
 import tty
 import urllib.error
@@ -36,6 +36,7 @@ from neutracer.render.text import (
     terminal_width,
     write,
 )
+from neutracer.trace.beside import parse_json
 from neutracer.units import format_duration_us
 
 # ---- Top page ----------------------------------------------------------------------------
@@ -190,9 +191,10 @@ _EXAMPLE = """example:
 exit codes: 0, 2 if no exporter answers
 """
 
-# Limits on an answer's length and delay.
+# Limits on an answer's length, the delay of each read, and the time that it takes in all.
 _MOST_BYTES = 8 << 20
 _PATIENCE_S = 5.0
+_MOST_S = 10.0
 
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
@@ -354,24 +356,57 @@ def _page_url(text: str, seconds: float) -> str:
 
 def _fetch(url: str) -> dict[str, Any]:
     shown = url.partition("/top.json")[0]
+    text = _answer_of(url, shown)
     try:
-        with _opener(url).open(url, timeout=_PATIENCE_S) as answer:
-            text = answer.read(_MOST_BYTES + 1)
-    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()
-        raise NeutracerError(
-            f"{shown}: no exporter answers there ({reason}); in the program "
-            "neutracer.serve_metrics() starts one"
-        ) from None
-    try:
-        page = json.loads(text) if len(text) <= _MOST_BYTES else None
-    except (ValueError, RecursionError):
+        page = parse_json(text) if len(text) <= _MOST_BYTES else None
+    except ValueError:
         page = None
     if not isinstance(page, dict) or page.get("schema") != SCHEMA:
         raise NeutracerError(f"{shown}: not a neutracer exporter")
     return page
+
+
+def _answer_of(url: str, shown: str) -> bytes:
+    """What a server answers, in `_MOST_S` in all: a timeout alone bounds each read."""
+    found: list[bytes] = []
+    failed: list[Exception] = []
+
+    def read() -> None:
+        try:
+            found.append(_read(url))
+        except Exception as error:
+            failed.append(error)
+
+    reader = threading.Thread(target=read, name="neutracer-top", daemon=True)
+    reader.start()
+    reader.join(_MOST_S)
+    if found:
+        return found[0]
+    error = failed[0] if failed else TimeoutError(f"no whole answer in {_MOST_S:g} s")
+    known = (urllib.error.URLError, http.client.HTTPException, OSError, ValueError)
+    if not isinstance(error, known):
+        raise error
+    reason = getattr(error, "reason", error)
+    if isinstance(error, urllib.error.HTTPError):
+        error.close()
+    raise NeutracerError(
+        f"{shown}: no exporter answers there ({reason}); in the program "
+        "neutracer.serve_metrics() starts one"
+    )
+
+
+def _read(url: str) -> bytes:
+    end = time.monotonic() + _MOST_S
+    parts: list[bytes] = []
+    size = 0
+    with _opener(url).open(url, timeout=_PATIENCE_S) as answer:
+        while size <= _MOST_BYTES and time.monotonic() < end:
+            part = answer.read1(_MOST_BYTES)
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
+            size += len(part)
+    raise TimeoutError(f"no whole answer of {_MOST_BYTES >> 20} MiB in {_MOST_S:g} s")
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:

@@ -17,7 +17,7 @@ from neutracer.heap.autograd import AutogradLinks, read_autograd
 from neutracer.heap.cycles import node_from_core, reference_text, tensor_text
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Edge, Node
-from neutracer.render.document import Block, Document, Note, Paragraph, Place, Severity
+from neutracer.render.document import Block, Document, Note, Paragraph, Place, Severity, clean
 from neutracer.render.report import Finding, Report
 from neutracer.units import format_count
 
@@ -139,7 +139,7 @@ def way_from_core(plain: Mapping[str, Any]) -> Way:
         _named_root(node, threads.get(thread, ""))
         for node, thread in zip(nodes, plain["threads"], strict=True)
     ]
-    edges = [Edge(s, t, name, kind, in_cycle) for s, t, name, kind, in_cycle in plain["edges"]]
+    edges = [Edge(s, t, clean(name), kind, cycle) for s, t, name, kind, cycle in plain["edges"]]
     kept: list[Node] = []
     steps: list[Edge] = []
     at = 0

@@ -13,7 +13,7 @@ from typing import Any
 from neutracer.arguments import reader_name
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Allocation, Edge, Node, TensorFacts, devices_sum, devices_text
-from neutracer.render.document import Place
+from neutracer.render.document import Place, clean
 from neutracer.render.report import PlainRow
 from neutracer.units import format_bytes, format_count, format_duration_us
 
@@ -303,7 +303,7 @@ class TensorCycle(PlainRow):
         lines += [f"  keeps {tensor_text(tensor)}" for tensor in self.tensors[:3]]
         if self.tensor_count > 3:
             lines.append(f"  {format_count(self.tensor_count, 'tensor')} in all")
-        where = f"   ({self.place.location})" if self.place is not None else ""
+        where = f"   ({clean(self.place.location)})" if self.place is not None else ""
         lines.append(f"  break it: {self.advice}{where}")
         return "\n".join(lines)
 
@@ -436,7 +436,7 @@ def cycle_from_core(
     nodes = tuple(
         node_from_core(number, row, allocations or {}) for number, row in enumerate(plain["nodes"])
     )
-    edges = [Edge(s, t, name, kind, in_cycle) for s, t, name, kind, in_cycle in plain["edges"]]
+    edges = [Edge(s, t, clean(name), kind, cycle) for s, t, name, kind, cycle in plain["edges"]]
     way = [edge for edge in edges if edge.in_cycle]
     cut = choose_cut(nodes, way)
     edges[edges.index(way[cut.edge])] = replace(way[cut.edge], cut=True)
@@ -504,9 +504,11 @@ def node_from_core(number: int, row: Sequence[Any], allocations: Mapping[int, Al
         facts = TensorFacts(*known, allocation.frames, allocation.age_us)
     if kind == "folded":
         label = f"… {count:,} more objects …"
+    # The program's names go into sentences, which warnings and logs show as they are.
+    label = clean(label)
     return Node(
         id=number,
-        type=type_name,
+        type=clean(type_name),
         label=label,
         kind=kind,
         place=Place(label, reader_name(file), line) if file else None,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from neutracer.render.document import (
     Table,
 )
 from neutracer.render.report import Finding, PlainRow, Report, ranked
+from neutracer.trace.beside import parse_json
 from neutracer.trace.events import device_name, shown_device
 from neutracer.trace.flaws import end_is_known
 from neutracer.trace.snapshot import Snapshot
@@ -268,17 +268,34 @@ class SavedReport:
     def peaks(self, device: int) -> Peaks:
         """The peaks, with the holders of allocated, in requested bytes."""
         entry = self.devices[device]
-        if not entry["events"]:
+        if not _typed(entry["events"], int):
             return Peaks(None, None, -1, {})
         peak = entry["peak"]
-        held = {_place_of(one): (one["requested_bytes"], one["count"]) for one in peak["holders"]}
-        most = entry["reserved_peak"]["reserved_bytes"]
-        return Peaks(peak["allocated_bytes"], most, peak["event"], held)
+        held = {
+            _place_of(one): (_typed(one["requested_bytes"], int), _typed(one["count"], int))
+            for one in peak["holders"]
+        }
+        most = _typed(entry["reserved_peak"]["reserved_bytes"], int)
+        event = peak["event"] if peak["event"] == -1 else _typed(peak["event"], int)
+        return Peaks(_typed(peak["allocated_bytes"], int), most, event, held)
 
 
 def _place_of(one: Mapping[str, Any]) -> Place:
-    words = (one["function"], one["filename"], one["line"], one["package"], one["caller"])
-    return Place(*words)
+    function, filename, line, package, caller = (
+        one[name] for name in ("function", "filename", "line", "package", "caller")
+    )
+    for text in (function, filename, package, caller):
+        _typed(text, str)
+    return Place(function, filename, _typed(line, int), package, caller)
+
+
+def _typed(value: Any, kind: type[Any]) -> Any:
+    """A value of exactly that type; TypeError for others, ValueError for numbers below 0."""
+    if type(value) is not kind:
+        raise TypeError(value)
+    if isinstance(value, int) and not 0 <= value < 1 << 63:
+        raise ValueError(value)
+    return value
 
 
 def saved_report(source: object) -> SavedReport | None:
@@ -295,8 +312,8 @@ def saved_report(source: object) -> SavedReport | None:
         return None
     with open(source, encoding="utf-8") as file:
         try:
-            plain = json.load(file)
-        except (ValueError, RecursionError) as error:
+            plain = parse_json(file.read())
+        except ValueError as error:
             raise SnapshotError(f"not valid JSON: {error}") from None
     return _checked(plain, os.path.basename(os.fspath(source)))
 
@@ -318,19 +335,19 @@ def _checked(plain: Any, name: str) -> SavedReport:
     if schema != f"{_SCHEMA}{_VERSION}":
         raise SnapshotError(f"{schema} is from another version of neutracer")
     try:
-        made = SavedReport(name, {int(one["device"]): one for one in plain["devices"]})
+        made = SavedReport(name, {_device(one["device"]): one for one in plain["devices"]})
         for device in made.devices:
             made.peaks(device)
-            _whole(made.stats(device)["allocated_bytes.all.current"])
-            _whole(made.stats(device)["reserved_bytes.all.current"])
+            for figure in ("allocated_bytes", "reserved_bytes"):
+                _typed(made.stats(device)[f"{figure}.all.current"], int)
     except (AttributeError, KeyError, TypeError, ValueError, IndexError):
-        raise SnapshotError("the report is incomplete") from None
+        raise SnapshotError("the report is incomplete, or not as neutracer wrote it") from None
     return made
 
 
-def _whole(value: object) -> None:
-    if not isinstance(value, int):
-        raise TypeError(value)
+def _device(value: Any) -> int:
+    """The number of a device; -1 is the CPU, -2 the host's pinned memory."""
+    return int(value) if value in (-1, -2) else int(_typed(value, int))
 
 
 # ---- Diff findings -----------------------------------------------------------------------

@@ -35,6 +35,7 @@ from neutracer.monitor.memory_monitor import MemoryMonitor
 from neutracer.pickling import StaysHere
 from neutracer.recording.recorder import light_symbols, torch_with_cuda
 from neutracer.recording.sidecar import rank_facts
+from neutracer.render.document import clean
 from neutracer.trace.events import device_name
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.stacks import grouped
@@ -571,7 +572,8 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
                 raise ValueError(f"{name} is {seconds}: it must be seconds, or None for never")
         _prometheus()
         self.monitor = monitor
-        self._rank = None if rank is None else str(rank)
+        # A label is UTF-8, which has no lone surrogates.
+        self._rank = None if rank is None else clean(str(rank))
         self.probes = Probes(layout_interval, garbage_interval)
 
     @property

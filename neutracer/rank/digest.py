@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from neutracer.errors import UnavailableError, pip_install
+from neutracer.trace.beside import parse_json
 
 # ---- Digest ------------------------------------------------------------------------------
 
@@ -167,9 +168,9 @@ class RankDigest:
         if len(raw) > _MOST_BYTES:
             raise ValueError(f"a digest has at most {_MOST_BYTES:,} bytes, not {len(raw):,}")
         try:
-            plain = json.loads(raw)
-        except RecursionError as error:
-            raise ValueError("no digest of a rank: nested too deeply") from error
+            plain = parse_json(raw)
+        except ValueError as error:
+            raise ValueError(f"no digest of a rank: {error}") from None
         if not isinstance(plain, dict) or plain.get("schema") != _SCHEMA:
             raise ValueError(f"a digest of a rank has the schema {_SCHEMA!r}")
         found = {name: checked(name, value) for name, value in plain.items() if name in _NEW}
@@ -373,7 +374,7 @@ class RankStore:
         if not self._store.check([key]):
             return None
         try:
-            plain = json.loads(self._store.get(key))
+            plain = parse_json(self._store.get(key))
         except ValueError:
             return None
         return plain if isinstance(plain, dict) else None

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import multiprocessing
 import os
 import re
@@ -28,7 +27,7 @@ from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError, p
 from neutracer.leak.series import highs
 from neutracer.leak.trend import leak_trend
 from neutracer.rank.digest import MOST_BINS, MOST_STEPS, Held, RankDigest, checked
-from neutracer.trace.beside import MOST_SIDECAR_BYTES, sidecar_paths, sidecars
+from neutracer.trace.beside import MOST_SIDECAR_BYTES, parse_json, sidecar_paths, sidecars
 from neutracer.trace.flaws import end_is_known
 from neutracer.trace.roles import CATEGORIES, RULES
 from neutracer.trace.snapshot import Snapshot, load
@@ -201,8 +200,8 @@ def _remote_sidecars(path: str) -> Iterator[dict[str, Any]]:
         try:
             system, inner = _filesystem(beside)
             with system.open(inner, "rb") as file:
-                plain = json.loads(file.read(MOST_SIDECAR_BYTES))
-        except (OSError, ValueError, RecursionError):
+                plain = parse_json(file.read(MOST_SIDECAR_BYTES))
+        except (OSError, ValueError):
             continue
         if isinstance(plain, dict):
             yield plain

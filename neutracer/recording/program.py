@@ -282,7 +282,8 @@ def _shown(error: BaseException) -> int:
         # The program's own hook is missing or fails.
         for one in (second, error):
             with suppress(Exception):
-                sys.__excepthook__(type(one), one, _own_frames_off(one))
+                one.__traceback__ = _own_frames_off(one)
+                sys.__excepthook__(type(one), one, one.__traceback__)
     return 1
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -72,6 +73,43 @@ class Beside:
     damage: tuple[str, ...] = ()
 
 
+def parse_json(text: str | bytes) -> Any:
+    """JSON from outside, in which every number is finite and an integer fits in 64 bits.
+
+    Raises:
+        ValueError: It is not such JSON, or nested too deeply.
+
+    Example:
+        >>> parse_json('{"bytes": 1e999}')
+        Traceback (most recent call last):
+        ...
+        ValueError: the number 1e999 is out of range
+    """
+    try:
+        return json.loads(
+            text, parse_constant=_refused, parse_float=_finite, parse_int=_whole_number
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refused(text: str) -> float:
+    raise ValueError(f"{text} is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text} is out of range")
+    return value
+
+
+def _whole_number(text: str) -> int:
+    if len(text) > 20 or not -(1 << 63) <= int(text) < 1 << 64:
+        raise ValueError(f"the number {text[:20]} is out of range")
+    return int(text)
+
+
 def sidecar_paths(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """The possible paths of the JSON beside a snapshot, nearest name first.
 
@@ -98,8 +136,8 @@ def sidecars(path: str | os.PathLike[str]) -> tuple[list[dict[str, Any]], list[s
             if not os.path.isfile(beside) or os.path.getsize(beside) > MOST_SIDECAR_BYTES:
                 continue
             with open(beside, encoding="utf-8") as file:
-                plain = json.load(file)
-        except (ValueError, RecursionError) as error:
+                plain = parse_json(file.read(MOST_SIDECAR_BYTES))
+        except ValueError as error:
             damage.append(f"{os.path.basename(beside)}: not JSON: {error}")
             continue
         except OSError as error:

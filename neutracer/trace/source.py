@@ -662,6 +662,10 @@ def _text_kind(head: bytes) -> str | None:
         return None
     if head[:1] == b"\x80":
         return None
+    if head.startswith(b"version https://git-lfs.github.com/spec/"):
+        return "a Git LFS pointer, for which 'git lfs pull' fetches the file"
+    if head.startswith((b"/annex/objects/", b"../.git/annex/objects/")):
+        return "a git-annex pointer, for which 'git annex get' fetches the file"
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     if start in (b"{", b"["):
         return "a profiler's trace" if b'"traceEvents"' in head else "JSON text"
@@ -675,6 +679,8 @@ def _open_binary(source: str | os.PathLike[str] | BinaryIO) -> Iterator[BinaryIO
         return
     path = path_name(source, "source")
     if path == "-":
+        if sys.stdin is None:
+            raise SnapshotError("standard input is closed")
         yield sys.stdin.buffer
         return
     if os.path.isdir(path):

@@ -238,3 +238,12 @@ def test_import_loads_no_extra():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ
     )
     assert run.stdout == "[]\n"
+
+
+def test_closed_standard_input_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    for command in (["report"], ["explain"], ["leak"], ["what-if"]):
+        assert main([*command, "-"]) == 2
+        assert "standard input is closed" in capsys.readouterr().err

@@ -281,3 +281,14 @@ def test_the_first_look_of_a_process_collects_nothing(expression: str, shown: st
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
     assert (done.stdout.strip(), done.stderr) == (shown, "")
+
+
+def test_names_that_reorder_letters_are_spelled_out() -> None:
+    kind = type("A\u202eB", (), {})
+    owner = kind()
+    owner.kept, owner.me = torch.zeros(16), owner
+    del owner
+    (cycle,) = [cycle for cycle in find() if "A" in cycle.chain]
+    for text in (str(cycle), repr(cycle), cycle.chain, cycle.advice, cycle.graph.nodes[0].type):
+        assert "\u202e" not in text
+    assert r"A\u202eB.me" in cycle.chain

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bundle import snapshot
@@ -78,6 +82,44 @@ def test_other_json_is_refused(plain: dict, message: str, tmp_path: Path) -> Non
     path.write_text(json.dumps(plain))
     with pytest.raises(SnapshotError, match=message):
         neutracer.diff(path, path)
+
+
+WRONG = ("null", "true", '"text"', "[]", "{}", "-3", "2.5", "1e999", "NaN", "1" + 30 * "0")
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The keys that lead to each value of a document that is no object of several."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in items:
+        yield (*path, key)
+        if isinstance(inner, (dict, list)):
+            yield from leaves(inner, (*path, key))
+
+
+def test_values_of_wrong_types_are_refused_in_a_sentence(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    plain, path = json.loads(files[0].read_text()), tmp_path / "wrong.json"
+    device = plain["devices"][0]
+    device["peak"]["holders"] = device["peak"]["holders"][:1]
+    used = ("device", "events", "peak", "reserved_peak", "memory_stats", "end_known")
+    plain = {"schema": plain["schema"], "devices": [{name: device[name] for name in used}]}
+    refused: list[str] = []
+    for keys in leaves(plain["devices"], ("devices",)):
+        if keys[2:3] == ("memory_stats",) and not keys[-1].endswith("bytes.all.current"):
+            continue
+        owner = functools.reduce(operator.getitem, keys[:-1], plain)
+        before, owner[keys[-1]] = owner[keys[-1]], "here"
+        text = json.dumps(plain)
+        owner[keys[-1]] = before
+        for wrong in WRONG:
+            path.write_text(text.replace('"here"', wrong))
+            try:
+                str(neutracer.diff(path, files[1]))
+            except (SnapshotError, ValueError) as error:
+                refused.append(str(error))
+    assert len(refused) > 100
+    assert "\n" not in "".join(refused)
 
 
 def test_damaged_json_is_refused(tmp_path: Path) -> None:

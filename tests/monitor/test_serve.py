@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -469,7 +470,9 @@ def test_top_goes_on_with_other_ranks(
         )
 
     with serving(1) as dying, serving(0) as living:
-        monkeypatch.setattr(cli_top, "time", SimpleNamespace(sleep=between_looks))
+        monkeypatch.setattr(
+            cli_top, "time", SimpleNamespace(sleep=between_looks, monotonic=time.monotonic)
+        )
         assert main(["top", *(["--json"] if as_json else []), living.url, dying.url]) == 0
     told = capsys.readouterr().out
     if as_json:
@@ -509,7 +512,13 @@ def test_top_says_where_nobody_answers(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["top", "--interval", "0", ":1"]) == 2
 
 
-@pytest.mark.parametrize("body", [b"[]", b"{", b'{"schema": "other/1"}', b"[" * 100_000])
+NAN = b'{"schema": "neutracer.top/1", "pid": NaN}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[]", b"{", b'{"schema": "other/1"}', b"[" * 100_000, NAN, NAN.replace(b"NaN", b"1e999")],
+)
 def test_top_refuses_other_servers(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     def answer(environ: dict[str, Any], start: Any) -> list[bytes]:
         start("200 OK", [("Content-Type", "application/json")])
@@ -524,6 +533,37 @@ def test_top_refuses_other_servers(body: bytes, capsys: pytest.CaptureFixture[st
     finally:
         server.stop()
     assert "not a neutracer exporter" in capsys.readouterr().err
+
+
+def test_top_waits_for_no_server_that_drips(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli_top, "_MOST_S", 0.5)
+    ended = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        with client, contextlib.suppress(OSError):
+            client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while not ended.wait(0.05):
+                client.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dripping = threading.Thread(target=drip, args=(listener,))
+        dripping.start()
+        begin = time.monotonic()
+        assert main(["top", "--once", f":{listener.getsockname()[1]}"]) == 2
+        assert time.monotonic() - begin < 10
+        ended.set()
+        dripping.join()
+    assert "no whole answer" in capsys.readouterr().err
+
+
+def test_label_with_a_lone_surrogate_is_served() -> None:
+    monitor = neutracer.MemoryMonitor(devices="cpu")
+    with neutracer.serve_metrics(monitor, port=0, rank="rank\udce9", garbage_interval=None) as made:
+        text = urllib.request.urlopen(f"{made.url}/metrics", timeout=PATIENCE).read()
+    assert rb'rank="rank\\udce9"' in text
 
 
 HOSTILE: dict[str, Any] = {

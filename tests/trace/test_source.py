@@ -107,6 +107,10 @@ OTHER_FILES = {
     "json list": (b"\xef\xbb\xbf [1, 2]", "JSON text"),
     "profiler": (b'{"schemaVersion": 1, "traceEvents": []}', "a profiler's trace"),
     "html": (b"\n<!DOCTYPE html><html></html>", "HTML or XML"),
+    "pointer": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\n",
+        "a Git LFS pointer",
+    ),
     "text": (b"Traceback (most recent call last):\n", "a text file"),
     "text that begins as a pickle could": (b"(hello) world\n", "a text file"),
     "bzip2": (bz2.compress(b"x"), "bzip2"),
