@@ -12,10 +12,11 @@ import re
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -589,11 +590,30 @@ def _attention(run: attention.Attention) -> Iterator[None]:
         library._destroy()
 
 
+def _reaching_threads(fake: _FakeMode, tracing: Tracing) -> Callable[[Thread], None]:
+    """`Thread.start` for threads that run under the modes, which belong to a thread each."""
+    start = Thread.start
+
+    def start_inside(thread: Thread) -> None:
+        run = thread.run
+
+        def inside() -> None:
+            with fake, tracing:
+                run()
+
+        if not tracing.is_closed:
+            thread.run = inside  # type: ignore[method-assign]
+        start(thread)
+
+    return start_inside
+
+
 @contextmanager
 def pretending(card: Card, requests: Requests, *, devices: int, capacity: int) -> Iterator[Tracing]:
     """PyTorch as it would be with a card; new tensors are fake.
 
-    Other threads must not use PyTorch meanwhile.
+    Threads that begin meanwhile are rehearsed too, an operator at a time; others must not use
+    PyTorch.
 
     Args:
         card: The card.
@@ -615,6 +635,7 @@ def pretending(card: Card, requests: Requests, *, devices: int, capacity: int) -
         found += [(torch._VF, name, run) for name, run in recurrent.FUNCTIONS.items()]
         found += [(torch.nn.RNNBase, "flatten_parameters", recurrent.flatten)]
         found += stack.enter_context(ranks(devices))
+        found += [(Thread, "start", _reaching_threads(fake, tracing))]
         stack.enter_context(replaced(found))
         stack.enter_context(as_real())
         stack.enter_context(_attention(tracing.attention))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from threading import RLock
 from typing import Any
 
 import torch
@@ -250,6 +251,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         self.gathering = Gathering()
         self.stream = self.backwards = 0
         self.is_closed = False
+        self._lock = RLock()  # Held for an operator: the program's threads take turns.
         self._handles: dict[int, tuple[int, Any]] = {}
         self._bounds: dict[int, tuple[int, int]] = {}
 
@@ -258,9 +260,12 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         self._bounds[tensor.untyped_storage()._cdata] = least, most
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if self.is_closed:
-            return func(*args, **kwargs)
+            return func(*args, **(kwargs or {}))
+        with self._lock:
+            return self._traced(func, args, kwargs or {})
+
+    def _traced(self, func: Any, args: Any, kwargs: Any) -> Any:
         replaced = REPLACED.get(func)
         is_in_place = self.gathering.is_in_place(func, args)
         try:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,32 @@ def test_every_byte_of_a_small_program() -> None:
     assert sizes.count(workspace) == 2
     assert snap.history_complete()
     assert not snap.flaws
+
+
+def test_threads_are_rehearsed_too() -> None:
+    def program() -> Any:
+        kept: list[Any] = []
+
+        def work(size: int) -> None:
+            for _ in range(20):
+                kept.append(torch.zeros(size * MIB, dtype=torch.uint8, device="cuda"))
+
+        def step() -> None:
+            threads = [threading.Thread(target=work, args=(size,)) for size in (3, 5)]
+            for thread in threads:
+                thread.start()
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(work, 7).result()
+            for thread in threads:
+                thread.join()
+
+        return step
+
+    snap = neutracer.rehearse(program, steps=1, device="H100")
+    sizes = [event.size for event in snap.events if event.action == "alloc"]
+    assert [sizes.count(size * MIB) for size in (3, 5, 7)] == [20, 20, 20]
+    assert not snap.flaws
+    assert threading.Thread.start.__module__ == "threading"
 
 
 def test_the_card_and_its_capability_decide_the_workspace() -> None:
