@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import Any
 
 from neutracer._native import core
@@ -17,9 +18,11 @@ from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding, PlainRow, ranked
 from neutracer.trace.events import cache_emptier, shown_device
 from neutracer.trace.flaws import end_is_known
+from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import NONE, Frame, grouped, place_of
 from neutracer.trace.steps import Step
+from neutracer.trace.table import Table
 from neutracer.trace.timeline import Timeline, unused_share
 from neutracer.units import format_bytes, format_count, format_share
 from neutracer.whatif.advice import Replayed
@@ -691,7 +694,8 @@ def static_pool(snap: Snapshot, timeline: Timeline) -> list[int]:
     # Rows are in order of allocation.
     early = bisect_right(made, begin)
     kept = [row for row, event in enumerate(freed[:early]) if event == -1]
-    largest = sorted(kept, key=lambda row: -sizes[row])[:_POOL_BLOCKS]
+    own = (row for row in sorted(kept, key=lambda row: -sizes[row]) if not _is_workspace(c, row))
+    largest = list(islice(own, _POOL_BLOCKS))
     reserved = snap.memory_stats(timeline.device)["reserved_bytes.all.current"]
     held = 0
     for count, row in enumerate(largest, 1):
@@ -699,6 +703,11 @@ def static_pool(snap: Snapshot, timeline: Timeline) -> list[int]:
         if held >= _POOL_SHARE * reserved:
             return largest[:count]
     return []
+
+
+def _is_workspace(rows: Table, row: int) -> bool:
+    """Whether cuBLAS or cuDNN keeps a block, as PyTorch's frames show."""
+    return role_of(rows[row].stack) is Role.WORKSPACE
 
 
 def _pool_finding(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:

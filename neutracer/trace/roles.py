@@ -69,7 +69,11 @@ _ENGINE = (
     "torch::autograd::Engine::thread_init",
     "torch::autograd::python::PythonEngine::thread_init",
 )
-_WORKSPACE = re.compile(r"(?:at::cuda::|at::native::).*(?:CUDABlas\w*|cublas\w*|cudnn)\w*Workspace")
+# cuBLAS's is made for a handle, in setWorkspaceForHandle; cuBLASLt's in getCUDABlasLtWorkspace.
+_WORKSPACE = re.compile(
+    r"at::cuda::(?:\(anonymous namespace\)::)?\w*Workspace"
+    r"|at::native::.*(?:CUDABlas\w*|cublas\w*|cudnn)\w*Workspace"
+)
 _REDUCER = ("c10d::Reducer::", "c10d::_Reducer")
 
 # Libraries' own loaders of parameters, by package and file: "" is any file.

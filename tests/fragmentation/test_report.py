@@ -210,6 +210,13 @@ def test_static_pool_is_named_and_not_blamed():
     assert [finding.kind for finding in found.findings] == ["static_pool"]
     assert found.findings[0].severity == "info"
     assert found.findings[0].bytes == 8 << 30
+    # cuBLAS keeps its workspaces: they are no pool of the program's.
+    name = "at::cuda::setWorkspaceForHandle(cublasContext*, c10::cuda::CUDAStream)"
+    trace[1]["frames"] = [{"name": name, "filename": "??", "line": 0}]
+    found = neutracer.fragmentation_report(
+        pickle.dumps({"segments": [segment], "device_traces": [trace]})
+    )
+    assert found.findings == ()
 
 
 def test_report_reads_paths_and_is_one_screen():

@@ -224,3 +224,16 @@ def test_series_of_the_run_are_as_recorded() -> None:
         most = max(range(step.first, step.end), key=lambda event: tl.allocated[event])
         held = sum(holder.bytes for holder in tl.holders(most, by="category", limit=None))
         assert held == entry["peak"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "at::cuda::setWorkspaceForHandle(cublasContext*, c10::cuda::CUDAStream)",
+        "at::cuda::(anonymous namespace)::getNewWorkspace()",
+        "at::cuda::getCUDABlasLtWorkspace()",
+    ],
+)
+def test_workspaces_of_both_blas_libraries_are_known_by_their_stacks(name: str) -> None:
+    frames = [Frame("", 0, name), Frame("/app/train.py", 7, "step")]
+    assert role_of(frames) is Role.WORKSPACE

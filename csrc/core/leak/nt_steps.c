@@ -1004,7 +1004,8 @@ steps_set_roles(steps_work *w, const uint8_t *roles, nt_error *err)
     for (size_t i = 0; i < w->count; i++) {
         const uint8_t role =
             w->stack[i] == NT_NO_STACK ? NT_ROLE_EMPTY : roles[w->stack[i]];
-        w->role[i] = role;
+        /* Whatever runs may be the first to need a workspace: it divides nothing. */
+        w->role[i] = role == NT_ROLE_WORKSPACE && i > 0 ? w->role[i - 1] : role;
         trains |= role == NT_ROLE_SEED || role == NT_ROLE_BACKWARD ||
                   role == NT_ROLE_OPTIMIZER;
     }
