@@ -51,7 +51,7 @@ from neutracer.trace.stacks import (
     place_of,
 )
 from neutracer.trace.timeline import Timeline, unused_share
-from neutracer.units import format_bytes, format_count, format_duration_us
+from neutracer.units import format_bytes, format_count, format_duration_us, format_event
 
 if TYPE_CHECKING:
     from neutracer.oom.explain import ExplainReport
@@ -268,12 +268,12 @@ def _peaks(device: DeviceOverview) -> list[tuple[Cell, ...]]:
     wide = most["allocated_bytes"], most["reserved_bytes"]
     found = device.fragmentation.findings
     worst = next((str(one.severity) for one in found if one.kind == "fragmentation_peak"), "")
-    words = ", ".join(filter(None, (_when(most["event"]), worst)))
+    words = ", ".join(filter(None, (format_event(most["event"]), worst)))
     if high[1] == wide[1] and not worst:
         # The most of both at one moment.
-        return [_moment("peak", *high, _when(peak["event"]))]
+        return [_moment("peak", *high, format_event(peak["event"]))]
     return [
-        _moment("peak of allocated", *high, _when(peak["event"])),
+        _moment("peak of allocated", *high, format_event(peak["event"])),
         _moment("peak of reserved", *wide, words),
     ]
 
@@ -285,10 +285,6 @@ def _moment(name: str, allocated: int, reserved: int, words: str) -> tuple[Cell,
 
 def named_device(device: DeviceOverview) -> str:
     return name_of(device.fragmentation.device)
-
-
-def _when(event: int) -> str:
-    return f"event {format_count(event)}" if event >= 0 else "before the trace"
 
 
 def _attempts(device: DeviceOverview) -> tuple[str, ...]:
@@ -768,7 +764,7 @@ class PeakTreeReport(Report):
         )
         rest = format_count(self.left_out, "more branch", "more branches")
         notes = (f"and {rest}",) if self.left_out else ()
-        when = f"event {format_count(self.event)}" if self.event >= 0 else "before the trace"
+        when = format_event(self.event)
         facts = (device_name(self.device), format_bytes(self.peak_bytes), when)
         return Document("Peak by caller", facts, (Table("", rows, notes=notes),))
 
@@ -1007,9 +1003,6 @@ def overview(
     """
     chosen = snap.devices if device is None else (snap.device(device),)
     entries = [_entry(snap, number) for number in chosen]
-    if device is None:
-        # A process's file also lists the devices that it does not use.
-        entries = [pair for pair in entries if _is_used(pair[0])] or entries
     findings: list[Finding] = []
     unseen: dict[str, str] = {}
     by_device, billed = [], []
@@ -1054,11 +1047,6 @@ def _entry(snap: Snapshot, number: int) -> tuple[DeviceOverview, tuple[Finding, 
     fragmentation = device_fragmentation(snap, number)
     whole = after_caveats(fragmentation, snap, device=number)
     return device_overview(snap, number, whole), fragmentation.findings
-
-
-def _is_used(entry: DeviceOverview) -> bool:
-    """The device was ever used, or an allocation on it failed."""
-    return bool(entry.reserved_peak["reserved_bytes"] or entry.oom)
 
 
 def _found_on(

@@ -257,6 +257,16 @@ def format_count(count: int, noun: str = "", plural: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
+def format_event(event: int) -> str:
+    """Write a moment of a trace: after an event, or -1 before the first.
+
+    Example:
+        >>> format_event(1200), format_event(-1)
+        ('event 1,200', 'before the trace')
+    """
+    return f"event {event:,}" if event >= 0 else "before the trace"
+
+
 def split_share(share: float, *, decimals: int = 1) -> tuple[str, str]:
     """The number and the percent sign of a share, apart, as `format_share` writes them."""
     if not math.isfinite(share):

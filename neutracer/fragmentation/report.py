@@ -28,7 +28,7 @@ from neutracer.trace.flaws import end_is_known
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.timeline import unused_share
-from neutracer.units import format_bytes, format_count, format_share
+from neutracer.units import format_bytes, format_event, format_share
 
 # ---- Readings ----------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class FragmentationReport(Report):
 
     def _of_history(self) -> Block:
         most = format_share(self.max_fragmentation)
-        at = f" (event {format_count(self.max_event)})" if self.max_event is not None else ""
+        at = f" ({format_event(self.max_event)})" if self.max_event is not None else ""
         return Paragraph(
             "Reserved and allocated memory at the end are not known. During the trace at most"
             f" {most} of the reserved memory was unused{at}."

@@ -26,7 +26,7 @@ from neutracer.render.document import (
     sentence,
 )
 from neutracer.render.text import render_text
-from neutracer.units import format_count
+from neutracer.units import format_count, format_event
 
 # ---- Json --------------------------------------------------------------------------------
 
@@ -327,7 +327,7 @@ class Finding(PlainRow):
 
     def entry(self) -> Entry:
         """The finding as a page shows it."""
-        when = "" if self.event is None else f"event {format_count(self.event)}"
+        when = "" if self.event is None else format_event(self.event)
         return Entry(self.severity, self.message, when, self.evidence + self.advice)
 
 

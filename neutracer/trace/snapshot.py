@@ -91,6 +91,9 @@ def summary_html(
     return inline_html(page)
 
 
+# Events that PyTorch's recorder adds on every device, whether the program uses it or not.
+_MARKERS = ("snapshot", "annotate", "user_defined", "workspace_snapshot")
+
 # ---- Snapshot ----------------------------------------------------------------------------
 
 
@@ -265,9 +268,17 @@ class Snapshot:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The devices that have segments or events."""
-        used = {device for device, (_, events) in enumerate(self._traces) if events}
-        return tuple(sorted(used | set(memoryview(self._columns["segments"]["device"]))))
+        """The devices that have segments, or events other than the recorder's own markers."""
+        marked = {device for device, (_, events) in enumerate(self._traces) if events}
+        used = set(memoryview(self._columns["segments"]["device"]))
+        used |= {device for device in marked - used if self._is_used(device)}
+        return tuple(sorted(used or marked))
+
+    def _is_used(self, device: int) -> bool:
+        first, count = self._traces[device]
+        actions = bytes(memoryview(self._columns["events"]["action"])[first : first + count])
+        names = self._native.actions()
+        return bool(actions.lstrip(bytes(names.index(one) for one in _MARKERS)))
 
     def device(self, device: int | None) -> int:
         """`device`, or the only one.

@@ -881,7 +881,9 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         held = self.held_by_place()[:_SHOWN]
         rows = tuple((Figure.bytes(size), Figure.count(n, "block"), at) for at, size, _, n in held)
         peaks = (("peak allocated", peak), ("peak reserved", most))
-        figures = tuple((name, Figure.bytes(at.bytes), f"event {at.event:,}") for name, at in peaks)
+        figures = tuple(
+            (name, Figure.bytes(at.bytes), units.format_event(at.event)) for name, at in peaks
+        )
         hint = "Summary only. For details: neutracer.view(snapshot), .holders() and .allocations."
         blocks = (DocumentTable("", figures), DocumentTable("Holders at the peak", rows))
         title, facts = f"Timeline of {self._name}", (units.format_count(len(self), "event"),)

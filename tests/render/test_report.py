@@ -158,3 +158,9 @@ def test_hostile_names_are_safe_everywhere(name: str) -> None:
     assert "<img" not in report._repr_html_()
     assert json.loads(dumps(report))["findings"][0]["message"] == name
     assert repr(report).isprintable()
+
+
+def test_finding_before_the_trace_has_no_number_of_an_event() -> None:
+    finding = Finding("peak", Severity.INFO, 0, "a peak", event=-1)
+    assert "-1" not in str(finding.entry())
+    assert "before the trace" in str(finding.entry())

@@ -35,6 +35,17 @@ def test_blocks_fill_their_segments(name):
     assert blocks_fill_segments(snapshot(name))
 
 
+def test_device_with_nothing_but_the_recorders_marker_is_not_used():
+    program = one_program()
+    program["device_traces"].append([event("snapshot", 0, 0)])
+    assert load(program).devices == (0,)
+    program["device_traces"][1].append(event("oom", 0, 512))
+    assert load(program).devices == (0, 1)
+    # Of a file with nothing else, the marker's device is all there is.
+    alone = {"segments": [], "device_traces": [[event("snapshot", 0, 0)]]}
+    assert load(alone).devices == (0,)
+
+
 def test_small_program_reads_as_written():
     snap = load(one_program())
     assert snap.devices == (0,)
