@@ -153,7 +153,7 @@ def test_models_that_are_kept_have_one_gradient_each() -> None:
     first = explained(passes(keeps_graph=False, keeps_models=True), garbage_bytes=0).verdicts[0]
     assert released_at(first) == "make_model (work.py:50)"
     assert advice_of(first) == [
-        "let go of the models that are made here, their gradients and optimizers: "
+        "let go of the models, their gradients and optimizers, that are made here: "
         "make_model (work.py:50)",
         "neutracer.why_alive(parameter) and find_autograd_cycles() say what keeps them",
     ]
