@@ -54,6 +54,9 @@ def isolated(request: pytest.FixtureRequest) -> Iterator[None]:
     """No test sees what another one left: it is taken away, and its own failure."""
     before = isolation.state()
     yield
+    phases = sys.modules.get("neutracer.monitor.phases")
+    if phases is not None:
+        phases.MARKS = phases._Marks()
     left = isolation.restore(before)
     if left and not request.node.stash.get(_FAILED, False):
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)

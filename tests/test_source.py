@@ -407,6 +407,39 @@ def test_python_imports_have_no_circle() -> None:
     check_no_circle(arrows)
 
 
+#: Calls that take something of the program's, and where they may be made. A counter of PyTorch's is
+#: reset nowhere: other parts of the program measure by it.
+TAKING_CALLS = re.compile(
+    r"^(?:reset_\w*(?:peak|max|accumulated)\w*|_\w*reset(?:Peak|Accumulated)\w*"
+    r"|empty_\w*cache|_\w*emptyCache|collect)$"
+)
+MAY_TAKE = {
+    # What its caller asks for: to collect garbage when memory is short.
+    "heap.tensor_cycles": {"gc.collect"},
+    # What its markers promise: a test that begins without the garbage of earlier ones, or with an
+    # empty cache.
+    "integrations.measuring": {"gc.collect", "cuda.empty_cache"},
+    # Fake tensors of a step that is over.
+    "rehearsal.running": {"gc.collect"},
+}
+
+
+def test_nothing_of_the_programs_is_reset_collected_or_freed() -> None:
+    found: dict[str, set[str]] = {}
+    for path in python_modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            last = called.rpartition(".")[2]
+            if TAKING_CALLS.search(last) and (last != "collect" or called == "gc.collect"):
+                found.setdefault(module_name(path), set()).add(called)
+    assert found == MAY_TAKE
+    core = [*CORE_FILES, *HEAP_FILES, *sorted(ROOT.glob("csrc/torch/*.[ch]pp"))]
+    resets = re.compile(r"\b(?:resetPeakStats|resetAccumulatedStats|emptyCache|PyGC_Collect)\b")
+    assert [relative(path) for path in core if resets.search(code_of(path))] == []
+
+
 def brought_by(path: Path) -> set[str]:
     """The modules that importing a file imports: those outside functions and type checks."""
     found: set[str] = set()

@@ -122,36 +122,39 @@ live_snapshot(PyObject *module, PyObject *args)
 }
 
 PyDoc_STRVAR(
-    counters_doc,
-    "live_counters(device, /)\n--\n\n"
-    "(allocated, peak allocated, reserved, peak reserved, retries, ooms) of a\n"
-    "CUDA device, in bytes and events, by the connected shim; None without one,\n"
-    "and where it does not know the device.");
+    span_doc,
+    "live_span(device, follow, /)\n--\n\n"
+    "(allocated, peak allocated, reserved, peak reserved, retries, ooms, allocations,\n"
+    "frees) of a CUDA device, in bytes and events, by the connected shim; None "
+    "without\n"
+    "one, and where it does not know the device. The peaks are those since the last\n"
+    "call, if it said to follow them.");
 
 static PyObject *
-live_counters(PyObject *Py_UNUSED(module), PyObject *argument)
+live_span(PyObject *Py_UNUSED(module), PyObject *args)
 {
     const nt_live_source *source = nt_py_live_source();
-    const long device = PyLong_AsLong(argument);
-    nt_live_brief brief;
-    if (device == -1 && PyErr_Occurred()) {
+    long device;
+    int follow;
+    nt_live_span span;
+    if (!PyArg_ParseTuple(args, "lp:live_span", &device, &follow)) {
         return NULL;
     }
     /* The lock of the allocator is held for less than what giving up the GIL takes. */
-    if (source == NULL || source->device_brief == NULL || device < 0 ||
+    if (source == NULL || source->device_span == NULL || device < 0 ||
         device > INT32_MAX ||
-        source->device_brief(source->ctx, (int32_t)device, &brief) != 0) {
+        source->device_span(source->ctx, (int32_t)device, follow, &span) != 0) {
         Py_RETURN_NONE;
     }
-    return Py_BuildValue("LLLLLL", (long long)brief.allocated_bytes,
-                         (long long)brief.peak_allocated_bytes,
-                         (long long)brief.reserved_bytes,
-                         (long long)brief.peak_reserved_bytes,
-                         (long long)brief.num_alloc_retries, (long long)brief.num_ooms);
+    return Py_BuildValue(
+        "LLLLLLLL", (long long)span.allocated_bytes,
+        (long long)span.peak_allocated_bytes, (long long)span.reserved_bytes,
+        (long long)span.peak_reserved_bytes, (long long)span.num_alloc_retries,
+        (long long)span.num_ooms, (long long)span.allocations, (long long)span.frees);
 }
 
 PyMethodDef nt_py_live_methods[] = {
-    {"live_counters", live_counters, METH_O, counters_doc},
+    {"live_span", live_span, METH_VARARGS, span_doc},
     {"live_set_source", live_set_source, METH_O, set_source_doc},
     {"live_snapshot", live_snapshot, METH_VARARGS, snapshot_doc},
     {NULL, NULL, 0, NULL},

@@ -479,6 +479,62 @@ snapshot_note_calls(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(note_numbers_doc,
+             "note_numbers(key, device, numbers, /)\n--\n\n"
+             "Notes numbers (64 bits each) of a device under a key of the settings;\n"
+             "conditions as for note_calls.");
+
+static PyObject *
+snapshot_note_numbers(PyObject *self, PyObject *args)
+{
+    const char *key;
+    Py_ssize_t device;
+    Py_buffer numbers;
+    if (!PyArg_ParseTuple(args, "sny*:note_numbers", &key, &device, &numbers)) {
+        return NULL;
+    }
+    nt_error err = {.offset = NT_NO_OFFSET};
+    const nt_status status = nt_snapshot_note_numbers(
+        ((nt_py_snapshot *)self)->snapshot, key, (size_t)device, numbers.buf,
+        (size_t)numbers.len / sizeof(int64_t), &err);
+    PyBuffer_Release(&numbers);
+    if (status != NT_OK) {
+        return nt_py_raise(status, &err);
+    }
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(
+    note_range_doc,
+    "note_range(begins, name, device, time_us, /)\n--\n\n"
+    "Adds the beginning or the end of a range of the program to the annotations.\n"
+    "For who has just made the snapshot, and before anybody else has it.");
+
+static PyObject *
+snapshot_note_range(PyObject *self, PyObject *args)
+{
+    int begins, device;
+    const char *name;
+    Py_ssize_t length;
+    long long time_us;
+    if (!PyArg_ParseTuple(args, "ps#iL:note_range", &begins, &name, &length, &device,
+                          &time_us)) {
+        return NULL;
+    }
+    const nt_annotation annotation = {
+        .stage = begins ? NT_STAGE_START : NT_STAGE_END,
+        .device = device,
+        .time_us = time_us,
+    };
+    nt_error err = {.offset = NT_NO_OFFSET};
+    const nt_status status = nt_snapshot_note_range(
+        ((nt_py_snapshot *)self)->snapshot, name, (size_t)length, annotation, &err);
+    if (status != NT_OK) {
+        return nt_py_raise(status, &err);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef snapshot_methods[] = {
     {"host", snapshot_host, METH_NOARGS, host_doc},
     {"tables", snapshot_tables, METH_NOARGS, tables_doc},
@@ -491,6 +547,8 @@ static PyMethodDef snapshot_methods[] = {
     {"settings", snapshot_settings, METH_NOARGS, settings_doc},
     {"settings_in_force", snapshot_in_force, METH_NOARGS, in_force_doc},
     {"note_calls", snapshot_note_calls, METH_VARARGS, note_calls_doc},
+    {"note_numbers", snapshot_note_numbers, METH_VARARGS, note_numbers_doc},
+    {"note_range", snapshot_note_range, METH_VARARGS, note_range_doc},
     {"ignored", snapshot_ignored, METH_NOARGS, ignored_doc},
     {"broken", snapshot_broken, METH_NOARGS, broken_doc},
     {"pool_stats", snapshot_pool_stats, METH_O, stats_doc},

@@ -275,6 +275,61 @@ is_internal(const entry &, long) noexcept
     return false;
 }
 
+/* The most that a device had since its span began. PyTorch calls the tracker before it
+ * counts an allocation and after it has counted a free: the level that an allocation
+ * reached shows at the next event, as the growth of all that was ever allocated. */
+struct alignas(64) span_slot {
+    std::mutex lock;      /* guards what follows; taken after the device's, never before */
+    bool is_open = false; /* the last event was an allocation, which is not counted yet */
+    int64_t before = 0;   /* allocated when it came */
+    int64_t ever = 0;     /* and ever allocated */
+    int64_t peak_allocated = 0, peak_reserved = 0;
+};
+
+span_slot spans[MOST_DEVICES];
+std::atomic<bool> spans_wanted{false};
+
+/* Takes the levels that `stats` shows into the span's peaks. */
+void
+span_settle(span_slot &span, const cca::DeviceStats &stats) noexcept
+{
+    const c10::CachingAllocator::Stat &allocated = stats.allocated_bytes[0];
+    int64_t level = allocated.current;
+    if (span.is_open && allocated.allocated > span.ever) {
+        level = std::max(level, span.before + (allocated.allocated - span.ever));
+        span.is_open = false;
+    }
+    span.peak_allocated = std::max(span.peak_allocated, level);
+    span.peak_reserved =
+        std::max<int64_t>(span.peak_reserved, stats.reserved_bytes[0].current);
+}
+
+/* Under the device's lock, which is recursive: its figures can be asked for. */
+void
+span_note(const trace_entry &event) noexcept
+{
+    const auto device = static_cast<unsigned>(event.device_);
+    const bool is_alloc = event.action_ == trace_entry::ALLOC;
+    if (device >= MOST_DEVICES) {
+        return;
+    }
+    span_slot &span = spans[device];
+    const std::lock_guard<std::mutex> guard(span.lock);
+    if (!is_alloc && !span.is_open) {
+        return;
+    }
+    try {
+        const cca::DeviceStats stats =
+            cca::get()->getDeviceStats(static_cast<c10::DeviceIndex>(device));
+        span_settle(span, stats);
+        span.is_open = is_alloc;
+        span.before = stats.allocated_bytes[0].current;
+        span.ever = stats.allocated_bytes[0].allocated;
+    } catch (...) {
+        span.is_open = false;
+    }
+}
+
 /* Gives what is allocated the text of what it is made for. The entry is PyTorch's own,
  * which goes into the history behind the tracker. */
 void
@@ -297,6 +352,9 @@ on_event(const trace_entry &event) noexcept
 {
     if (marks_wanted.load(std::memory_order_relaxed) != 0) {
         mark(event);
+    }
+    if (__builtin_expect(spans_wanted.load(std::memory_order_relaxed), 0)) {
+        span_note(event);
     }
     const uint32_t mode = mode_word.load(std::memory_order_acquire);
     if (__builtin_expect(event.action_ == trace_entry::SNAPSHOT, 0)) {
@@ -484,6 +542,57 @@ source_device_brief(void *, int32_t device, nt_live_brief *out)
         out->ever_reserved_bytes = stats.reserved_bytes[0].allocated;
         out->num_alloc_retries = stats.num_alloc_retries;
         out->num_ooms = stats.num_ooms;
+        return 0;
+    } catch (...) {
+        return -1;
+    }
+}
+
+/* Follows spans from now on. */
+void
+follow_spans(cca::CUDAAllocator &allocator)
+{
+    const std::lock_guard<std::mutex> guard(state().lock);
+    track(allocator);
+    for (span_slot &span : spans) {
+        const std::lock_guard<std::mutex> inner(span.lock);
+        span.is_open = false;
+        span.peak_allocated = span.peak_reserved = 0;
+    }
+    spans_wanted.store(true);
+}
+
+int
+source_device_span(void *, int32_t device, int follow, nt_live_span *out)
+{
+    try {
+        cca::CUDAAllocator *allocator = allocator_ready();
+        if (allocator == nullptr) {
+            return 1;
+        }
+        if (!device_shown(device) || device >= MOST_DEVICES) {
+            return -1;
+        }
+        if (follow != 0 && !spans_wanted.load()) {
+            follow_spans(*allocator);
+        }
+        /* An allocation of another thread that comes here stays open. */
+        const cca::DeviceStats stats =
+            allocator->getDeviceStats(static_cast<c10::DeviceIndex>(device));
+        span_slot &span = spans[device];
+        const std::lock_guard<std::mutex> guard(span.lock);
+        span_settle(span, stats);
+        out->allocated_bytes = stats.allocated_bytes[0].current;
+        out->reserved_bytes = stats.reserved_bytes[0].current;
+        out->peak_allocated_bytes = span.peak_allocated;
+        out->peak_reserved_bytes = span.peak_reserved;
+        out->num_alloc_retries = stats.num_alloc_retries;
+        out->num_ooms = stats.num_ooms;
+        out->allocations = stats.allocation[0].allocated;
+        out->frees = stats.allocation[0].freed;
+        span.peak_allocated = stats.allocated_bytes[0].current;
+        span.peak_reserved = stats.reserved_bytes[0].current;
+        spans_wanted.store(follow != 0);
         return 0;
     } catch (...) {
         return -1;
@@ -679,6 +788,7 @@ backend_source(nt_live_source *out) noexcept
     out->device_count = source_device_count;
     out->device_stats = source_device_stats;
     out->device_brief = source_device_brief;
+    out->device_span = source_device_span;
     out->device_fraction = source_device_fraction;
     out->layout = source_layout;
 }

@@ -106,6 +106,40 @@ def places(
     return found
 
 
+def times_between(trace: Trace, end: Counts, calls: Sequence[tuple[Counts, int]]) -> list[int]:
+    """The time of each call, moved between the events that it was made between.
+
+    It comes after the event before, and not after the next one. Calls that can't be located keep
+    their times.
+
+    Args:
+        trace: The trace.
+        end: The counts at its end.
+        calls: The counts and the time (microseconds since the epoch) of each call.
+
+    Example:
+        >>> trace = Trace(bytes([1, 1, 2]), lambda i: 0, lambda i: 100 + 10 * i)
+        >>> times_between(trace, Counts(2, 1, 0, 0), [(Counts(1, 0, 0, 0), 125)])
+        [110]
+    """
+    in_trace = tuple(trace.marks.count(mark) for mark in _COUNTED)
+    begin = tuple(a - b for a, b in zip(end.events, in_trace, strict=True))
+    counted, last, found = _Counted(trace.marks), len(trace.marks) - 1, []
+    for counts, time_us in calls:
+        behind = tuple(a - b for a, b in zip(counts.events, begin, strict=True))
+        if max(behind) <= 0:
+            found.append(min(time_us, trace.time_us(0)))
+            continue
+        event = counted.last_of(behind)
+        if event is not None:
+            event = _completed(trace, event)
+            time_us = max(time_us, trace.time_us(event) + 1)
+            if event < last:
+                time_us = min(time_us, trace.time_us(event + 1))
+        found.append(time_us)
+    return found
+
+
 class _Counted:
     def __init__(self, marks: bytes) -> None:
         self._marks = marks

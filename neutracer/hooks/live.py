@@ -13,6 +13,7 @@ from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError
 from neutracer.hooks import shim as hooks
 from neutracer.hooks.cache_calls import CACHE_CALLS, note_in_snapshot
 from neutracer.hooks.modules import Marks, check_model, marks_by
+from neutracer.monitor.phases import mark_snapshot
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import format_count
 
@@ -150,6 +151,8 @@ def take(backend: str, max_events: int, *, quiet: bool = False) -> Snapshot:
             raise
         raise UnavailableError("the layout of PyTorch's allocator", str(error)) from error
     note_in_snapshot(native, before)
+    if backend == "cuda":
+        mark_snapshot(native, before)
     for key, noun, text in _LOST:
         lost = sum(tail[key] for tail in tails)
         if lost and not quiet:

@@ -29,8 +29,9 @@ from neutracer.units import format_bytes, format_count, format_share, parse_byte
 
 # ---- Meter -------------------------------------------------------------------------------
 
-# PyTorch's own counters, so that two runs of a test give the same figures: garbage of earlier
-# tests is collected first, and the workspaces of cuBLAS are freed.
+# Two runs of a test give the same figures: garbage of earlier tests is collected first, and the
+# workspaces of cuBLAS are freed. Peaks are those of the test's own events: PyTorch's counters,
+# which the test may read, stay as they are.
 
 #: A holder ("forward (model.py:7)"), its bytes and its blocks.
 Place = tuple[str, int, int]
@@ -104,7 +105,8 @@ def allocated() -> dict[int, int]:
 
 
 _CURRENT, _PEAK = "allocated_bytes.all.current", "allocated_bytes.all.peak"
-_RESERVED_PEAK = "reserved_bytes.all.peak"
+_RESERVED, _RESERVED_PEAK = "reserved_bytes.all.current", "reserved_bytes.all.peak"
+_SERVED = "allocation.all.allocated"
 
 
 def _give_back_workspaces() -> None:
@@ -144,6 +146,7 @@ class Meter:
         self._recording: neutracer.reports.Recording | None = None
         self._joined = False
         self._start: dict[int, int] = {}
+        self._before: dict[int, dict[str, int]] = {}
         self._began_us = 0
         #: The reason why cycles could not be watched, or "".
         self.blind = ""
@@ -154,11 +157,9 @@ class Meter:
         gc.collect()
         _give_back_workspaces()
         cuda = _cuda()
-        if cuda is not None:
-            if self._empty_cache:
-                cuda.empty_cache()
-            for device in range(cuda.device_count()):
-                cuda.reset_peak_memory_stats(device)
+        if cuda is not None and self._empty_cache:
+            cuda.empty_cache()
+        self._before = _stats()
         self._start = allocated()
         self._watch_cycles()
         self._began_us = time.time_ns() // 1000
@@ -187,13 +188,14 @@ class Meter:
 
     def end(self) -> Measured:
         """Stop measuring the test's code; its fixtures are still alive."""
-        peaks = _stats()
+        ends = _stats()
+        peaks = {device: self._peaks(device, stats) for device, stats in ends.items()}
         gc.collect()
         if self._watch is not None:
             self._watch.remove()
         _give_back_workspaces()
         after = allocated()
-        rows = [self._row(device, stats, after) for device, stats in peaks.items()]
+        rows = [self._row(device, *peak, after[device]) for device, peak in peaks.items()]
         self.measured = max(rows, key=lambda row: row.peak_bytes, default=Measured())
         self.measured.cycles = self._found
         self.measured.cycle_bytes = sum(
@@ -204,17 +206,36 @@ class Meter:
         )
         return self.measured
 
-    def _row(self, device: int, stats: dict[str, int], after: dict[int, int]) -> Measured:
+    def _peaks(self, device: int, end: dict[str, int]) -> tuple[int, int]:
+        """The most allocated and reserved in the test.
+
+        Without a whole recording they are the most known: a counter of PyTorch's that has changed
+        was reached in the test.
+        """
+        before = self._before.get(device, {})
+        known = [max(end.get(key, 0), before.get(key, 0)) for key in (_CURRENT, _RESERVED)]
+        if end.get(_SERVED) != before.get(_SERVED):
+            timeline = self._timeline(device)
+            if timeline is not None and len(timeline):
+                first = self._first_event(timeline)
+                levels = (timeline.allocated[first:], timeline.reserved[first:])
+                most = [max(levels[at], default=0) for at in range(2)]
+            else:
+                changed = ((key, end.get(key, 0)) for key in (_PEAK, _RESERVED_PEAK))
+                most = [peak if peak != before.get(key, 0) else 0 for key, peak in changed]
+            known = [max(pair) for pair in zip(known, most, strict=True)]
+        return known[0], known[1]
+
+    def _row(self, device: int, peak: int, reserved_peak: int, after: int) -> Measured:
         start = self._start.get(device, 0)
-        peak = stats.get(_PEAK, 0)
         return Measured(
             device=device,
             start_bytes=start,
             fixture_bytes=start - self._before_setup.get(device, 0),
             peak_bytes=max(peak - start, 0),
-            left_bytes=after[device] - start,
+            left_bytes=after - start,
             allocated_peak_bytes=peak,
-            reserved_peak_bytes=stats.get(_RESERVED_PEAK, 0),
+            reserved_peak_bytes=reserved_peak,
         )
 
     def find_places(self) -> list[Place]:

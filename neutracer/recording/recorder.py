@@ -27,6 +27,7 @@ from neutracer.arguments import path_name
 from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError, missing
 from neutracer.hooks.cache_calls import CACHE_CALLS, note_in_dump
 from neutracer.hooks.modules import Marks, check_modules, marks_of
+from neutracer.monitor.phases import mark_dump
 from neutracer.pickling import StaysHere
 from neutracer.recording.sidecar import (
     filled_in,
@@ -228,6 +229,7 @@ def dumped(cuda: Any, *, traces: bool = True) -> bytes:
             before = CACHE_CALLS.now()
             plain = cuda.memory._snapshot()
             note_in_dump(plain, before)
+            mark_dump(plain, before)
         else:
             plain = sys.modules["torch"]._C._cuda_memorySnapshot((0, 0, False))
     try:

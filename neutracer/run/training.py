@@ -31,13 +31,14 @@ def _key(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name) or "_"
 
 
-def step_scalars(phases: Iterable[Phase], now: Counters | None) -> dict[str, int]:
+def step_scalars(phases: Iterable[Phase], now: Counters | None, peak: int = 0) -> dict[str, int]:
     """The figures of one step, in bytes and counts.
 
     Args:
         phases: The phases that ended in it; for a repeated name, the highest peak and the last
             end are used.
         now: The counters at its end; None (CUDA not in use) gives no figures.
+        peak: Its own peak; that of its phases is used if it is higher.
 
     Returns:
         "neutracer/allocated_bytes", "neutracer/reserved_bytes", "neutracer/peak_bytes" (of the
@@ -49,15 +50,15 @@ def step_scalars(phases: Iterable[Phase], now: Counters | None) -> dict[str, int
     scalars = {
         f"{_PREFIX}/allocated_bytes": now.allocated,
         f"{_PREFIX}/reserved_bytes": now.reserved,
-        f"{_PREFIX}/peak_bytes": now.allocated_peak,
+        f"{_PREFIX}/peak_bytes": max(peak, now.allocated),
         f"{_PREFIX}/alloc_retries": now.retries,
         f"{_PREFIX}/ooms": now.ooms,
     }
     for one in phases:
         if one.device is None:
             continue
-        peak = f"{_PREFIX}/{_key(one.name)}/peak_bytes"
-        scalars[peak] = max(scalars.get(peak, 0), one.peak_bytes)
+        highest = f"{_PREFIX}/{_key(one.name)}/peak_bytes"
+        scalars[highest] = max(scalars.get(highest, 0), one.peak_bytes)
         scalars[f"{_PREFIX}/{_key(one.name)}/end_bytes"] = one.end_bytes
         whole = f"{_PREFIX}/peak_bytes"
         scalars[whole] = max(scalars[whole], one.peak_bytes)
@@ -186,6 +187,7 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
         self._on = False
         self._count = 0
         self._open: list[Phase] = []
+        self._step: Phase | None = None
         self._ended: list[Phase] = []
         self._ends: deque[int] = deque(maxlen=_MOST_STEPS)
         self._finished: dict[str, int] = {}
@@ -218,9 +220,10 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             return
         self._on = False
         self._leave_all()
+        self._leave_step()
         if self._ended:
             # An evaluation or a checkpoint after the last step.
-            self._send(step_scalars(self._ended, counters.read()), RUNNING.step or self._count)
+            self._send(step_scalars(self._ended, counters.now()), RUNNING.step or self._count)
             self._ended = []
         # Before the watch ends its history, which the trackers may still read.
         for tracker in self._trackers:
@@ -258,6 +261,8 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
     def begin_step(self, number: int | None = None, batch: object = None) -> None:
         """Begin a step, ending the phases still open."""
         self._leave_all()
+        self._leave_step()
+        self._step = Phase("step", is_marked=False).__enter__()
         RUNNING.step = self._count if number is None else number
         if batch is not None:
             self.set_batch(batch)
@@ -271,7 +276,9 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
         self._leave_all()
         self._count += 1
         step = self._count - 1 if RUNNING.step is None else RUNNING.step
-        now = counters.read()
+        whole = self._leave_step()
+        now = counters.now() if whole is None or whole.ended is None else whole.ended
+        peak = 0 if whole is None else whole.peak_bytes
         ended, self._ended = self._ended, []
         if now is None:
             if self._count == 1:
@@ -279,7 +286,7 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             return
         self._ends.append(now.allocated)
         if self._count % self._every == 0:
-            self._send(step_scalars(ended, now), step)
+            self._send(step_scalars(ended, now, peak), step)
 
     def _send(self, scalars: dict[str, int], step: int) -> None:
         self.scalars = scalars
@@ -307,6 +314,13 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
         """End the innermost phase and begin another: "forward", then "backward"."""
         self.leave()
         self.enter(name)
+
+    def _leave_step(self) -> Phase | None:
+        """End the step as a phase, and return it; it leaves no mark, since it has none."""
+        whole, self._step = self._step, None
+        if whole is not None:
+            whole.__exit__(None, None, None)
+        return whole
 
     def _leave_all(self) -> None:
         while self._open:

@@ -160,20 +160,22 @@ live_time(void *ctx, nt_live_device_type type, uint64_t ticks)
 
 /* Device 0 has figures, 1 is not in use yet, and there are no others. */
 static int
-live_brief(void *ctx, int32_t device, nt_live_brief *out)
+live_span(void *ctx, int32_t device, int follow, nt_live_span *out)
 {
     (void)ctx;
-    *out = (nt_live_brief){.allocated_bytes = 1,
-                           .peak_allocated_bytes = (int64_t)1 << 40,
-                           .reserved_bytes = 3,
-                           .peak_reserved_bytes = 4,
-                           .num_alloc_retries = 5,
-                           .num_ooms = 6};
+    *out = (nt_live_span){.allocated_bytes = 1,
+                          .peak_allocated_bytes = (int64_t)1 << 40,
+                          .reserved_bytes = 3,
+                          .peak_reserved_bytes = 4,
+                          .num_alloc_retries = 5,
+                          .num_ooms = 6,
+                          .allocations = 7,
+                          .frees = follow};
     return device == 0 ? 0 : device == 1 ? 1 : -1;
 }
 
 static const nt_live_source live_source = {.version = NT_LIVE_API_VERSION,
-                                           .device_brief = live_brief,
+                                           .device_span = live_span,
                                            .size = sizeof live_source,
                                            .layout = live_layout,
                                            .time_us = live_time};

@@ -59,6 +59,29 @@ calls_note(nt_trace *r, const int32_t *calls, size_t count)
                        NULL);
 }
 
+NT_TEST(numbers_and_ranges_come_back_from_files)
+{
+    static const int64_t numbers[] = {INT64_C(1) << 60, -3};
+    static const char name[] = "neutracer.phase: sleep";
+    const nt_annotation begin = {.stage = NT_STAGE_START, .device = 1, .time_us = 5};
+    nt_trace r;
+    calls_open(&r, t, NULL, false);
+    nt_snapshot *s = r.snapshot;
+    NT_CHECK_OK(nt_snapshot_note_numbers(s, "in_use", 0, numbers, 2, NULL), NULL);
+    NT_CHECK_OK(nt_snapshot_note_numbers(s, "in_use", 1, numbers, 0, NULL), NULL);
+    NT_CHECK(nt_snapshot_note_numbers(s, "in_use", 1, numbers, 1, NULL) == NT_ARGUMENT);
+    NT_CHECK_OK(nt_snapshot_note_range(s, name, sizeof name - 1, begin, NULL), NULL);
+    if (nt_trace_replay(&r)) {
+        size_t count;
+        const nt_setting *rows = nt_snapshot_setting_rows(s, &count);
+        NT_CHECK(count >= 5 && rows[count - 2].integer == -3);
+        NT_CHECK(nt_snapshot_annotations(s)->count == 1);
+        NT_CHECK((nt_snapshot_keys(s) & NT_HAS_ANNOTATIONS) != 0);
+        nt_file_check_round_trip(t, s);
+    }
+    nt_trace_close(&r);
+}
+
 NT_TEST(notes_come_back_from_files_and_parts)
 {
     static const int32_t calls[] = {0, 3, 7};
@@ -191,6 +214,7 @@ NT_TEST(notes_survive_running_out_of_memory)
 extern const nt_test_case nt_snapshot_calls_tests[];
 
 const nt_test_case nt_snapshot_calls_tests[] = {
+    NT_CASE(numbers_and_ranges_come_back_from_files),
     NT_CASE(notes_come_back_from_files_and_parts),
     NT_CASE(what_is_no_note_is_refused),
     NT_CASE(noted_calls_are_steps_where_they_were),

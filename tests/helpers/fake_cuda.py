@@ -18,6 +18,8 @@ from typing import Any
 
 from small_snapshots import BASE, CALLER, FRAME, MIB, block, event, one_program, segment
 
+from neutracer.monitor import phases
+
 __all__ = ["FakeTorch", "install"]
 
 
@@ -145,6 +147,8 @@ class FakeTorch:
             "allocated_bytes.all.current": self.allocated(),
             "allocated_bytes.all.peak": self.peak,
             "reserved_bytes.all.peak": self.total // 2,
+            "allocation.all.allocated": self.done["alloc"],
+            "allocation.all.freed": self.done["free_requested"],
         }
 
     def nested_stats(self) -> dict[str, Any]:
@@ -257,4 +261,5 @@ def install(monkeypatch: Any, **options: Any) -> FakeTorch:
     """A new fake in the place of torch, until the test ends."""
     fake = FakeTorch(**options)
     monkeypatch.setitem(sys.modules, "torch", fake.module)
+    monkeypatch.setattr(phases, "_seen", {})
     return fake

@@ -57,14 +57,15 @@ def shim() -> Iterator[Any]:
         core.live_set_source(hooks_shim.loaded().live_source)
 
 
-def test_counters_are_the_shims(shim: Any) -> None:
-    assert core.live_counters(0) == (1, 1 << 40, 3, 4, 5, 6)
+def test_spans_are_the_shims(shim: Any) -> None:
+    assert core.live_span(0, True) == (1, 1 << 40, 3, 4, 5, 6, 7, 1)
+    assert core.live_span(0, False) == (1, 1 << 40, 3, 4, 5, 6, 7, 0)
     for device in (1, 2, -1, 1 << 40):
-        assert core.live_counters(device) is None
+        assert core.live_span(device, True) is None
     with pytest.raises(OverflowError):
-        core.live_counters(1 << 70)
+        core.live_span(1 << 70, True)
     with pytest.raises(TypeError):
-        core.live_counters("0")  # type: ignore[arg-type]
+        core.live_span("0", True)  # type: ignore[arg-type]
 
 
 def tell_layout(snap: Snapshot) -> None:

@@ -22,19 +22,15 @@ class Device:
 
     def __init__(self) -> None:
         self.allocated = 100 * MIB
-        self.peak = self.allocated
         #: Bytes that are allocated and freed between two boundaries.
         self.burst = 7 * MIB
         self.fails = False
 
-    def read(self) -> counters.Counters:
+    def read(self, device: int | None = None, follow: bool = False) -> counters.Counters:
         if self.fails:
             raise RuntimeError("the driver is gone")
-        peak = max(self.peak, self.allocated + self.burst)
+        peak = self.allocated + self.burst
         return counters.Counters(0, self.allocated, peak, 1 << 30, 1 << 30, 0, 0)
-
-    def reset(self, device: int) -> None:
-        self.peak = self.allocated
 
 
 class Kept:
@@ -64,7 +60,6 @@ class Kept:
 def device(monkeypatch):
     made = Device()
     monkeypatch.setattr(counters, "read", made.read)
-    monkeypatch.setattr(counters, "reset_peak", made.reset)
     return made
 
 
@@ -84,20 +79,36 @@ def test_phases_have_their_own_peaks(monkeypatch):
             fake.hold(3 * MIB)
     assert (outer.start_bytes, outer.peak_bytes, outer.end_bytes) == (4 * MIB, 14 * MIB, 7 * MIB)
     assert (inner.start_bytes, inner.peak_bytes, inner.left_bytes) == (4 * MIB, 7 * MIB, 3 * MIB)
-    assert str(inner) == "<Phase inner: 7 MiB at its peak, 7 MiB at its end>"
+    assert str(inner) == "<Phase inner: at least 7 MiB at its peak, 7 MiB at its end>"
+    # A peak that is not new was not seen.
+    with neutracer.phase("again") as again:
+        fake.hold(2 * MIB)
+        fake.drop()
+    assert (again.peak_bytes, again.peak_is_exact) == (7 * MIB, False)
+    assert fake.peak == 14 * MIB
+
+
+def test_a_counter_that_the_program_resets_is_read_on(monkeypatch):
+    fake = fake_cuda.install(monkeypatch)
+    fake.hold(20 * MIB)
+    fake.drop()
+    with neutracer.phase("profile") as profile:
+        fake.module.cuda.reset_peak_memory_stats()
+        fake.hold(9 * MIB)
+        fake.drop()
+    assert profile.peak_bytes == 13 * MIB
 
 
 def test_a_phase_stays_with_the_device_on_which_it_began(monkeypatch):
     held, peaks, current = [100, 900], [100, 900], [0]
 
-    def read(device=None):
+    def read(device=None, follow=False):
         at = current[0] if device is None else device
-        return counters.Counters(at, held[at], peaks[at], held[at], peaks[at], 0, 0)
+        found = counters.Counters(at, held[at], peaks[at], held[at], peaks[at], 0, 0)
+        peaks[at] = held[at]
+        return found
 
     monkeypatch.setattr(counters, "read", read)
-    monkeypatch.setattr(
-        counters, "reset_peak", lambda now: peaks.__setitem__(now.device, now.allocated)
-    )
     with neutracer.phase("outer") as outer:
         peaks[0] = 150
         current[0] = 1
@@ -190,7 +201,7 @@ def test_an_evaluation_that_leaves_memory_is_named_once(device, tmp_path, caplog
 def test_steps_without_cuda_are_said_once_to_have_no_figures(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(counters, "read", lambda device=None: None)
+    monkeypatch.setattr(counters, "read", lambda device=None, follow=False: None)
     kept = Kept()
     with neutracer.training(tmp_path, trackers=[kept], max_entries=0) as run:
         for _ in range(3):

@@ -17,7 +17,7 @@ extern "C" {
 
 /* Raised when anything in this header or in nt_ring.h changes. A shim built for another
  * number is built anew. */
-#define NT_LIVE_API_VERSION 5
+#define NT_LIVE_API_VERSION 6
 #define NT_LIVE_CAPSULE "neutracer._core.live_api"
 
 /* PyTorch's trace actions, in its order. */
@@ -84,6 +84,15 @@ typedef struct nt_live_brief {
     int64_t ever_reserved_bytes; /* 0: the device was never used */
     int64_t num_alloc_retries, num_ooms;
 } nt_live_brief;
+
+/* What a device has now, of all pools together, and the most that it had in a span:
+ * since the call before. None of PyTorch's own peaks is read or reset for it. */
+typedef struct nt_live_span {
+    int64_t allocated_bytes, reserved_bytes;
+    int64_t peak_allocated_bytes, peak_reserved_bytes;
+    int64_t num_alloc_retries, num_ooms;
+    int64_t allocations, frees; /* ever, each an event of a trace */
+} nt_live_span;
 
 typedef struct nt_live_segment {
     uint64_t address;
@@ -185,6 +194,11 @@ typedef struct nt_live_source {
     int (*device_stats)(void *ctx, int32_t device, nt_live_stats *out);
     /* 1 before CUDA is initialised; any other number but 0 is a failure. */
     int (*device_brief)(void *ctx, int32_t device, nt_live_brief *out);
+    /* Ends a device's span. With `follow` the next one begins, of all devices, which
+     * costs a look at the figures at each allocation; without, none is followed until
+     * then, and the peaks of the first span after that are its figures at its end. For
+     * one caller, at one time. Results as those of device_brief. */
+    int (*device_span)(void *ctx, int32_t device, int follow, nt_live_span *out);
     /* The share of the device that the allocator may have; 1.0 where nobody said. */
     double (*device_fraction)(void *ctx, int32_t device);
     /* Out-of-memory events seen by our observer since it was attached. */

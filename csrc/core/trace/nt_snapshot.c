@@ -277,34 +277,73 @@ calls_check(const nt_snapshot *snapshot, size_t device, const int32_t *events,
     return NT_OK;
 }
 
+/* Begins the list of a device in the dict `key`, which is the last row or comes into
+ * being; *list is its row. */
+static nt_status
+calls_begin(nt_snapshot *snapshot, const char *key, size_t device, uint32_t *list,
+            nt_error *err)
+{
+    char name[24];
+    uint32_t dict = calls_find(snapshot, NT_NONE, key);
+    calls_name(device, name);
+    if (dict != NT_NONE && (calls_find(snapshot, dict, name) != NT_NONE ||
+                            !calls_is_last(snapshot, dict))) {
+        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
+                       "%s of device %zu are noted, or come too late", key, device);
+    }
+    if (dict == NT_NONE) {
+        const nt_setting row = {.parent = NT_NONE, .kind = NT_SETTING_DICT};
+        NT_TRY(calls_add(snapshot, row, key, &dict, err));
+    }
+    const nt_setting row = {.parent = dict, .kind = NT_SETTING_LIST};
+    return calls_add(snapshot, row, name, list, err);
+}
+
+static nt_status
+calls_add_number(nt_snapshot *snapshot, uint32_t list, int64_t number, nt_error *err)
+{
+    const nt_setting row = {
+        .parent = list,
+        .key = NT_NONE,
+        .kind = NT_SETTING_INT,
+        .integer = number,
+    };
+    return nt_snapshot_add_setting(snapshot, &row, err);
+}
+
 nt_status
 nt_snapshot_note_calls(nt_snapshot *snapshot, size_t device, const int32_t *events,
                        size_t count, nt_error *err)
 {
-    char name[24];
-    uint32_t list, dict = calls_find(snapshot, NT_NONE, NT_SNAPSHOT_CALLS);
-    calls_name(device, name);
+    uint32_t list;
     NT_TRY(calls_check(snapshot, device, events, count, err));
-    if (dict != NT_NONE && (calls_find(snapshot, dict, name) != NT_NONE ||
-                            !calls_is_last(snapshot, dict))) {
-        return nt_fail(err, NT_ARGUMENT, NT_NO_OFFSET,
-                       "the calls of device %zu are noted, or come too late", device);
-    }
-    if (dict == NT_NONE) {
-        const nt_setting row = {.parent = NT_NONE, .kind = NT_SETTING_DICT};
-        NT_TRY(calls_add(snapshot, row, NT_SNAPSHOT_CALLS, &dict, err));
-    }
-    const nt_setting row = {.parent = dict, .kind = NT_SETTING_LIST};
-    NT_TRY(calls_add(snapshot, row, name, &list, err));
+    NT_TRY(calls_begin(snapshot, NT_SNAPSHOT_CALLS, device, &list, err));
     for (size_t i = 0; i < count; i++) {
-        const nt_setting call = {
-            .parent = list,
-            .key = NT_NONE,
-            .kind = NT_SETTING_INT,
-            .integer = events[i],
-        };
-        NT_TRY(nt_snapshot_add_setting(snapshot, &call, err));
+        NT_TRY(calls_add_number(snapshot, list, events[i], err));
     }
+    return NT_OK;
+}
+
+nt_status
+nt_snapshot_note_numbers(nt_snapshot *snapshot, const char *key, size_t device,
+                         const int64_t *numbers, size_t count, nt_error *err)
+{
+    uint32_t list;
+    NT_TRY(calls_begin(snapshot, key, device, &list, err));
+    for (size_t i = 0; i < count; i++) {
+        NT_TRY(calls_add_number(snapshot, list, numbers[i], err));
+    }
+    return NT_OK;
+}
+
+nt_status
+nt_snapshot_note_range(nt_snapshot *snapshot, const char *name, size_t length,
+                       nt_annotation annotation, nt_error *err)
+{
+    NT_TRY(nt_strings_intern(nt_snapshot_strings(snapshot), name, length,
+                             &annotation.name, err));
+    NT_TRY(nt_snapshot_add_annotation(snapshot, &annotation, err));
+    snapshot->keys |= NT_HAS_ANNOTATIONS;
     return NT_OK;
 }
 

@@ -186,6 +186,19 @@ nt_snapshot_note_calls(nt_snapshot *snapshot, size_t device, const int32_t *even
  * requests of a trace from the beginning, so a part of a trace goes without. */
 #define NT_SNAPSHOT_USES "trace_uses"
 
+/* Notes numbers of a device under another key of allocator_settings, under the same
+ * conditions. */
+nt_status
+nt_snapshot_note_numbers(nt_snapshot *snapshot, const char *key, size_t device,
+                         const int64_t *numbers, size_t count,
+                         nt_error *err) NT_CHECKED;
+
+/* Adds one end of a range of the program: as nt_snapshot_add_annotation, under a name
+ * of UTF-8, and in a sealed snapshot too, as long as nobody else has it. */
+nt_status
+nt_snapshot_note_range(nt_snapshot *snapshot, const char *name, size_t length,
+                       nt_annotation annotation, nt_error *err) NT_CHECKED;
+
 /* Ends the filling: arrays are cut to size, optional columns without a key are dropped,
  * settings are parsed. NT_LIMIT when a device has 2^31 events or more. */
 nt_status

@@ -302,6 +302,63 @@ what_a_module_allocates_has_its_text()
     marks_wanted--;
 }
 
+/* An allocation as PyTorch makes it: told first, and counted then. */
+void
+allocate_bytes(size_t address, int64_t size)
+{
+    c10::CachingAllocator::Stat &bytes = made_up().stats.allocated_bytes[0];
+    made_up().tell(trace_entry::ALLOC, address);
+    bytes.current += size;
+    bytes.allocated += size;
+    bytes.peak = std::max(bytes.peak, bytes.current);
+    made_up().stats.allocation[0].allocated++;
+}
+
+/* Its end: counted first, and told then. */
+void
+release_bytes(size_t address, int64_t size)
+{
+    made_up().stats.allocated_bytes[0].current -= size;
+    made_up().stats.allocated_bytes[0].freed += size;
+    made_up().stats.allocation[0].freed++;
+    made_up().tell(trace_entry::FREE_REQUESTED, address);
+    made_up().tell(trace_entry::FREE_COMPLETED, address);
+}
+
+/* The span that ends now; the next one is followed if asked. */
+nt_live_span
+span_end(bool follow)
+{
+    nt_live_span span{};
+    check(source_device_span(nullptr, 0, follow, &span) == 0, "a device has spans");
+    return span;
+}
+
+void
+peaks_of_spans_are_exact_and_pytorchs_stay()
+{
+    allocate_bytes(BLOCK, 1000);
+    release_bytes(BLOCK, 1000);
+    (void)span_end(true);
+    /* Freed at once: no event shows the level itself. */
+    allocate_bytes(BLOCK, 300);
+    release_bytes(BLOCK, 300);
+    allocate_bytes(BLOCK, 10);
+    allocate_bytes(BLOCK + 512, 20);
+    nt_live_span span = span_end(true);
+    check(span.peak_allocated_bytes == 300 && span.allocated_bytes == 30,
+          "peaks_of_spans_are_exact_and_pytorchs_stay");
+    check(span.allocations == 4 && span.frees == 2, "a span counts events");
+    allocate_bytes(BLOCK + 1024, 5);
+    check(span_end(false).peak_allocated_bytes == 35, "the last one, not told yet, counts");
+    release_bytes(BLOCK + 1024, 5);
+    check(made_up().stats.allocated_bytes[0].peak == 1000, "nothing is reset");
+    check(span_end(true).peak_allocated_bytes == 30, "what was not followed is now's");
+    release_bytes(BLOCK, 10);
+    release_bytes(BLOCK + 512, 20);
+    check(span_end(false).peak_allocated_bytes == 30, "a span begins with what there is");
+}
+
 } // namespace
 
 } // namespace neutracer
@@ -317,5 +374,6 @@ main()
     silence_forgets_what_was_allocated();
     layout_reads_the_ring_it_was_taken_with();
     what_a_module_allocates_has_its_text();
+    peaks_of_spans_are_exact_and_pytorchs_stay();
     return failures;
 }

@@ -103,6 +103,8 @@ class CUDAAllocator
   public:
     /* Called when a layout was taken and before it is handed over. */
     std::function<void()> after_layout;
+    /* Of every device. */
+    DeviceStats stats;
 
     void
     tell(TraceEntry::Action action, size_t address)
@@ -129,7 +131,7 @@ class CUDAAllocator
     DeviceStats
     getDeviceStats(DeviceIndex)
     {
-        return {};
+        return stats;
     }
 
     double

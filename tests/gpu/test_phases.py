@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phases on a CUDA device: exact peaks by the hooks, PyTorch's counters left alone, marks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import neutracer
+from neutracer.trace.marks import turns_of
+
+MIB = 1 << 20
+
+pytestmark = pytest.mark.gpu
+
+
+def blob(torch: Any, nbytes: int) -> Any:
+    return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+
+
+@pytest.fixture
+def hooks(torch: Any) -> Iterator[None]:
+    blob(torch, 1)
+    neutracer.live()
+    yield
+    neutracer.live.stop()
+
+
+def test_a_phase_resets_no_peak(torch: Any) -> None:
+    blob(torch, 1 << 30)
+    before = torch.cuda.max_memory_allocated()
+    run = neutracer.training(max_entries=0)
+    with neutracer.phase("warm-up"), run, run.step(), run.phase("forward"):
+        blob(torch, MIB)
+    assert torch.cuda.max_memory_allocated() == before
+
+
+def test_peaks_below_earlier_ones_are_exact(torch: Any, hooks: None) -> None:
+    blob(torch, 512 * MIB)
+    start = torch.cuda.memory_allocated()
+    with neutracer.phase("outer") as outer:
+        blob(torch, 100 * MIB)
+        with neutracer.phase("inner") as inner:
+            kept = blob(torch, 10 * MIB)
+            blob(torch, 20 * MIB)
+    assert outer.peak_is_exact
+    assert outer.peak_bytes - start == 100 * MIB
+    assert inner.peak_bytes - start == 30 * MIB
+    assert inner.left_bytes == 10 * MIB
+    del kept
+
+
+def test_the_trace_has_the_peaks_that_the_hooks_saw(torch: Any, hooks: None) -> None:
+    found = []
+    for turn in range(5):
+        with neutracer.phase("turn") as phase:
+            rest = [blob(torch, (turn + part + 1) * 3 * MIB + 700) for part in range(4)]
+            del rest[::2]
+            blob(torch, 5 * MIB)
+        found.append((phase.start_bytes, phase.peak_bytes, phase.end_bytes))
+        del rest
+    timeline = (snap := neutracer.live()).timeline()
+    for turn, (start, peak, end) in zip(turns_of(snap), found, strict=True):
+        levels = timeline.allocated[turn.first : turn.end]
+        assert max([start, *levels]) == peak
+        assert levels[-1] == end
+
+
+def test_a_boundary_costs_20_us(torch: Any, hooks: None) -> None:
+    best = 1.0
+    for _ in range(20):
+        begin = time.perf_counter()
+        for _ in range(50):
+            with neutracer.phase("x"):
+                pass
+        best = min(best, (time.perf_counter() - begin) / 100)
+    assert best <= 20e-6
