@@ -67,16 +67,17 @@ NT_TEST(numbers_and_ranges_come_back_from_files)
     nt_trace r;
     calls_open(&r, t, NULL, false);
     nt_snapshot *s = r.snapshot;
-    NT_CHECK_OK(nt_snapshot_note_numbers(s, "in_use", 0, numbers, 2, NULL), NULL);
-    NT_CHECK_OK(nt_snapshot_note_numbers(s, "in_use", 1, numbers, 0, NULL), NULL);
-    NT_CHECK(nt_snapshot_note_numbers(s, "in_use", 1, numbers, 1, NULL) == NT_ARGUMENT);
-    NT_CHECK_OK(nt_snapshot_note_range(s, name, sizeof name - 1, begin, NULL), NULL);
     if (nt_trace_replay(&r)) {
         size_t count;
+        NT_CHECK_OK(nt_snapshot_note_numbers(s, "in_use", 0, numbers, 2, NULL), NULL);
+        NT_CHECK_OK(nt_snapshot_note_numbers(s, "in_use", 1, numbers, 0, NULL), NULL);
+        NT_CHECK(nt_snapshot_note_numbers(s, "in_use", 1, numbers, 1, NULL) ==
+                 NT_ARGUMENT);
+        NT_CHECK_OK(nt_snapshot_note_range(s, name, sizeof name - 1, begin, NULL),
+                    NULL);
         const nt_setting *rows = nt_snapshot_setting_rows(s, &count);
         NT_CHECK(count >= 5 && rows[count - 2].integer == -3);
         NT_CHECK(nt_snapshot_annotations(s)->count == 1);
-        NT_CHECK((nt_snapshot_keys(s) & NT_HAS_ANNOTATIONS) != 0);
         nt_file_check_round_trip(t, s);
     }
     nt_trace_close(&r);
