@@ -48,6 +48,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.oom.facts import OomFacts
     from neutracer.oom.watch import oom_report, watch_oom
     from neutracer.overview import report
+    from neutracer.phase_report import phases
     from neutracer.picture.plots import mdtp, plot_bill, plot_fragmentation, plot_timeline
     from neutracer.picture.view import view
     from neutracer.rank.plot import debug_server_page, plot_ranks
@@ -107,6 +108,7 @@ __all__ = [
     "notebook_holders",
     "oom_report",
     "phase",
+    "phases",
     "plot_bill",
     "plot_fragmentation",
     "plot_ranks",
@@ -144,6 +146,7 @@ _MODULES = {
     "neutracer.oom.facts": ("OomFacts",),
     "neutracer.oom.watch": ("oom_report", "watch_oom"),
     "neutracer.overview": ("report",),
+    "neutracer.phase_report": ("phases",),
     "neutracer.rank.report": ("ranks",),
     "neutracer.rank.watch": ("watch_ranks",),
     "neutracer.whatif.drag": ("drag",),

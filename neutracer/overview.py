@@ -18,6 +18,7 @@ from neutracer.fragmentation.report import FragmentationReport, device_fragmenta
 from neutracer.leak.trend import trend_of_trace
 from neutracer.oom.bill import Bill, bill_at
 from neutracer.oom.facts import OomFacts, facts_at
+from neutracer.phase_report import PhasesReport, phases_of
 from neutracer.question import after_caveats, first_findings, opened
 from neutracer.render.document import (
     Block,
@@ -143,6 +144,7 @@ class DeviceOverview(PlainRow):
             allocated; None without a history.
         bill_event: The event after which the bill looks; -1 is before the first.
         held: Who held what was in use at the end; empty where the process was not asked.
+        phases: The phases that the program marked; None: it marked none.
     """
 
     device: int
@@ -159,6 +161,7 @@ class DeviceOverview(PlainRow):
     bill: Bill | None = None
     held: tuple[Held, ...] = ()
     bill_event: int | None = None
+    phases: PhasesReport | None = None
 
     @property
     def bills_failure(self) -> bool:
@@ -212,6 +215,7 @@ def device_overview(
         history_complete=snap.history_complete(device),
         end_known=end_is_known(snap, device),
         held=_held(snap, device),
+        phases=_phases(snap, device),
     )
 
 
@@ -234,6 +238,12 @@ def _bytes_at(timeline: Timeline, event: int) -> tuple[int, int]:
         allocated, _, reserved, _ = timeline.facts["start_bytes"]
         return allocated, reserved
     return timeline.allocated[event], timeline.reserved[event]
+
+
+def _phases(snap: Snapshot, device: int) -> PhasesReport | None:
+    # Turns of a part are not those of the file.
+    found = phases_of(snap, device) if snap.window is None else None
+    return found if found is not None and found.turns else None
 
 
 def _ooms(snap: Snapshot, device: int) -> tuple[OutOfMemory, ...]:
@@ -925,6 +935,9 @@ class OverviewReport(Report):
         blocks.extend(_entries(tuple(map(_brief, self.findings[len(self._flaws) :]))))
         for device in self.devices:
             blocks.extend(holder_tables(device, len(self.devices) > 1))
+        for device in self.devices:
+            if device.phases is not None:
+                blocks.extend(device.phases.blocks())
         if self._odd:
             blocks.append(KeyValues("Also", self._odd))
         return Document(self.file or "this process", self._facts(), tuple(blocks))
@@ -1065,6 +1078,7 @@ def _found_on(
         *growth,
         *fragmented,
         *late_gradients_finding(timeline),
+        *(() if entry.phases is None else entry.phases.own_findings),
     ]
     return found, bill, no_growth
 

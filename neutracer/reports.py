@@ -40,6 +40,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.oom.page import OomReport
     from neutracer.oom.watch import OomWatch
     from neutracer.overview import OverviewReport
+    from neutracer.phase_report import PhasesReport
     from neutracer.picture.view import PageView
     from neutracer.rank.jobs import FirstOom, HeatMap, Odd, RankRow
     from neutracer.rank.report import RanksReport
@@ -89,6 +90,7 @@ __all__ = [
     "OverviewReport",
     "PageView",
     "Phase",
+    "PhasesReport",
     "PressureCollection",
     "PressureCollector",
     "RankRow",
@@ -127,6 +129,7 @@ _MODULES = {
     "neutracer.oom.watch": ("OomWatch",),
     "neutracer.run.cell": ("CellReport",),
     "neutracer.overview": ("OverviewReport",),
+    "neutracer.phase_report": ("PhasesReport",),
     "neutracer.rank.jobs": ("FirstOom", "HeatMap", "Odd", "RankRow"),
     "neutracer.rank.report": ("RanksReport",),
     "neutracer.rank.watch": ("RanksWatch",),

@@ -34,6 +34,7 @@ _COMMANDS = {
     "explain": _Command("ask", "explain", "why a program ran out of memory, and how to fix it"),
     "leak": _Command("ask", "leak", "find memory that grows step after step, and the line"),
     "drag": _Command("ask", "what_if", "find memory that is kept after its last use"),
+    "phases": _Command("ask", "report", "what each phase of a cycle used, left and piled up"),
     "what-if": _Command("ask", "what_if", "the best allocator settings, or the effect of yours"),
     "diff": _Command("ask", "leak", "compare the contents of two snapshots"),
     "ranks": _Command("ask", "ranks", "compare the ranks of a job: outliers, the first to fail"),

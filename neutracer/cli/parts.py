@@ -185,6 +185,11 @@ def add_window(parser: argparse.ArgumentParser) -> None:
         metavar="A:B",
         help="read only events between A and B seconds after the first",
     )
+    group.add_argument(
+        "--phase",
+        metavar="NAME",
+        help='only a phase that the program marked; "NAME[0]" is its first turn',
+    )
 
 
 def _ends(text: str, kind: Callable[[str], Any], wanted: str) -> list[Any]:
@@ -206,9 +211,10 @@ def _seconds(text: str) -> tuple[Any, ...]:
 
 def window_of(options: argparse.Namespace) -> dict[str, Any]:
     """The options of `add_window` as arguments of `load`; empty for the whole file."""
-    if options.events is None and options.seconds is None:
+    chosen = {name: getattr(options, name) for name in ("events", "seconds", "phase")}
+    if all(part is None for part in chosen.values()):
         return {"host": True} if options.host else {}
-    part = {"events": options.events, "seconds": options.seconds, "device": options.device}
+    part = {**chosen, "device": options.device}
     return {**part, "host": options.host}
 
 

@@ -10,10 +10,13 @@ from typing import Any
 from neutracer.cli.parts import (
     FAILED,
     add_command,
+    add_device,
     add_fail_on,
+    add_file,
     add_max_memory,
     add_output,
     add_window,
+    answered,
     check_written,
     complain,
     complain_of,
@@ -24,14 +27,16 @@ from neutracer.cli.parts import (
 )
 from neutracer.errors import NeutracerError
 from neutracer.overview import OverviewReport, overview
+from neutracer.phase_report import phases, phases_of
 from neutracer.render.report import Report
-from neutracer.trace.snapshot import load
+from neutracer.trace.snapshot import Snapshot, load
 
 _EXAMPLE = """example:
   neutracer report snapshot.pickle
   neutracer report --json rank*.pickle.gz > report.json
   neutracer report --tree snapshot.pickle             # with the call tree behind the peak
   neutracer report --seconds 2:3 snapshot.pickle      # only that second
+  neutracer report --phase sleep snapshot.pickle      # the turns of a phase, and what it leaves
   neutracer report --fail-on severe snapshot.pickle   # exit code 1 for a severe finding
 
 exit codes: 0, 1 for findings at --fail-on, 2 for a file that can't be read
@@ -62,25 +67,71 @@ def _report(options: argparse.Namespace) -> int:
     code = 0 if len(reports) == len(found) else FAILED
     if not reports:
         return code
-    if give([*_with_trees(reports, options.tree)], options) == FAILED:
+    shown = [one for each in reports for one in each]
+    if give([*_with_trees(shown, options.tree)], options) == FAILED:
         return FAILED
-    return code or int(any(fails(report, options.fail_on) for report in reports))
+    return code or int(any(fails(report, options.fail_on) for report in shown))
 
 
-def _with_trees(reports: list[OverviewReport], trees: bool) -> Iterator[Report]:
+def _with_trees(reports: list[Report], trees: bool) -> Iterator[Report]:
     for report in reports:
         yield report
-        for device in report.devices if trees else ():
-            yield report.tree(device.device)
+        if isinstance(report, OverviewReport) and trees:
+            for device in report.devices:
+                yield report.tree(device.device)
 
 
-def _read(file: str, options: argparse.Namespace) -> OverviewReport | None:
-    """The report on one file; None after an error message."""
+def _read(file: str, options: argparse.Namespace) -> list[Report] | None:
+    """The reports on one file; None after an error message."""
     try:
         with without_history_warning():
+            if options.phase is not None:
+                snap = load(file, host=options.host, max_memory=options.max_memory)
+                return [*_phases(snap, options)]
             snap = load(file, **window_of(options), max_memory=options.max_memory)
         name = "" if file == "-" else file
-        return overview(snap, name, title="standard input", device=options.device)
+        return [overview(snap, name, title="standard input", device=options.device)]
     except (NeutracerError, OSError, ValueError) as error:
         complain_of(file, error)
         return None
+
+
+def _phases(snap: Snapshot, options: argparse.Namespace) -> Iterator[Report]:
+    devices = snap.devices if options.device is None else (snap.device(options.device),)
+    for device in devices or (0,):
+        yield phases_of(snap, device, options.phase)
+
+
+_PHASES_EXAMPLE = """example:
+  neutracer phases snapshot.pickle                # a recording of a program with neutracer.phase
+  neutracer phases --phase sleep snapshot.pickle  # only this phase; "sleep[2]" is one turn
+  neutracer phases --fail-on serious snapshot.pickle    # 1 if a phase grows from turn to turn
+
+exit codes: 0, 1 for findings at --fail-on, 2 for a file that can't be read
+"""
+
+
+def add_phases(commands: Any, summary: str) -> None:
+    description = (
+        "Shows each turn of the phases that the program marked: memory at its begin, peak and end, "
+        "what outlives it, and what grows from turn to turn, by line."
+    )
+    parser = add_command(commands, "phases", summary, description, _PHASES_EXAMPLE, _ask_phases)
+    add_file(parser)
+    parser.add_argument("--phase", metavar="NAME", help="only this phase, or one turn: NAME[2]")
+    add_device(parser)
+    add_output(parser)
+    add_fail_on(parser, "exit with 1 for a finding of at least info, moderate, serious or severe")
+    add_max_memory(parser)
+
+
+def _ask_phases(options: argparse.Namespace) -> int:
+    report = answered(options, _asked_phases)
+    if report is None or give([report], options) == FAILED:
+        return FAILED
+    return int(fails(report, options.fail_on))
+
+
+def _asked_phases(options: argparse.Namespace) -> Report:
+    snap = load(options.file, max_memory=options.max_memory)
+    return phases(snap, phase=options.phase, device=options.device)

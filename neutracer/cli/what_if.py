@@ -74,6 +74,11 @@ def add_what_if(commands: Any, summary: str) -> None:
         help="with set_per_process_memory_fraction(F); --capacity is then the whole device, "
         "if the sidecar beside the file does not record it",
     )
+    parser.add_argument(
+        "--phase",
+        metavar="NAME",
+        help='only the last turn of a phase that the program marked; "NAME[0]" is its first',
+    )
     add_device(parser)
     add_output(parser)
     add_max_memory(parser)
@@ -114,7 +119,8 @@ def _what_if(options: argparse.Namespace) -> int:
 
 def _asked(options: argparse.Namespace) -> Report:
     capacity = device_size(options.capacity)
-    snap = load(options.file, max_memory=options.max_memory)
+    part = {} if options.phase is None else {"phase": options.phase, "device": options.device}
+    snap = load(options.file, **part, max_memory=options.max_memory)
     if options.check:
         return check_replay(snap, device=options.device)
     where = {"capacity": capacity, "fraction": options.fraction, "device": options.device}

@@ -49,6 +49,7 @@ from neutracer.trace.flaws import (
     rehearsed_of,
     trace_flaws,
 )
+from neutracer.trace.marks import chosen_turns, turns_of
 from neutracer.trace.source import SnapshotSource, memory_bound, open_source, reporting, source_path
 from neutracer.trace.stacks import Stacks
 from neutracer.trace.table import Table
@@ -102,6 +103,7 @@ def load(
     *,
     events: EventWindow | None = None,
     seconds: SecondWindow | None = None,
+    phase: str | None = None,
     device: int | None = None,
     host: bool = False,
     max_memory: int | str | None = None,
@@ -117,8 +119,10 @@ def load(
             allocated earlier keep their stacks; memory of the rest of the file is freed.
         seconds: Keep only the events of all devices between two times in seconds since the
             file's first event; None is the beginning or the end.
-        device: With `events` or `seconds`, only this device; None is all, or for `events` the
-            only one.
+        phase: Keep only the events of one device in the last turn of this phase, "sleep", or in
+            another one, "sleep[0]": a recording has marks of each `neutracer.phase`.
+        device: With `events`, `seconds` or `phase`, only this device; None is all, or for `events`
+            and `phase` the only one.
         host: Read the host's pinned memory (`Snapshot.host`) instead of the devices'.
         max_memory: Memory limit for reading: bytes, or a text like "4GiB". None is the free
             memory of this machine or container.
@@ -130,7 +134,7 @@ def load(
         inconsistencies, and `.window` is the part that was read.
 
     Raises:
-        ValueError: There are no such events, seconds, device or pinned memory.
+        ValueError: There are no such events, seconds, phase, device or pinned memory.
         SnapshotError: It is not a snapshot, is damaged, or can't come from an allocator;
             `.offset` is the byte if known.
         LimitError: It needs more than `max_memory`, or is a decompression bomb.
@@ -145,8 +149,8 @@ def load(
         >>> len(last.events), str(last.window)
         (100, 'events 2,275 to 2,374 of 2,375')
     """
-    if events is not None and seconds is not None:
-        raise ValueError("a part is chosen by events or by seconds, not by both")
+    if sum(one is not None for one in (events, seconds, phase)) > 1:
+        raise ValueError("a part is chosen by one of events, seconds and phase")
     limit = memory_bound() if max_memory is None else units.parse_bytes(max_memory)
     limit = min(limit, sys.maxsize)
     with reporting(source, progress) as report, open_source(source) as opened:
@@ -157,9 +161,18 @@ def load(
     whole = Snapshot(native, origin=origin, beside=beside_file(origin))
     if host:
         whole = _host_of(whole)
+    if phase is not None:
+        events = _turn_events(whole, phase, device)
     if events is None and seconds is None:
         return whole
     return _part(whole, window_of(whole, events, seconds, device))
+
+
+def _turn_events(whole: Snapshot, phase: str, device: int | None) -> tuple[int, int]:
+    turn = chosen_turns(turns_of(whole, device), phase)[-1]
+    if turn.first == turn.end:
+        raise ValueError(f"there are no events in {turn}")
+    return turn.first, turn.end
 
 
 def _host_of(snap: Snapshot) -> Snapshot:
