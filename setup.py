@@ -164,9 +164,13 @@ class BuildPython(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            for source, copy in self.hooks():
+            for source, copy in [*self.hooks(), self.start()]:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source, copy)
+
+    def start(self) -> tuple[str, Path]:
+        """What Python reads when it starts, beside the package."""
+        return "neutracer/run/neutracer.pth", Path(self.build_lib, "neutracer.pth")
 
     def hooks(self) -> list[tuple[str, Path]]:
         package = Path(self.build_lib, "neutracer")
@@ -178,7 +182,9 @@ class BuildPython(build_py):
         return copies
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        return super().get_outputs(include_bytecode) + [str(copy) for _, copy in self.hooks()]
+        return super().get_outputs(include_bytecode) + [
+            str(copy) for _, copy in [*self.hooks(), self.start()]
+        ]
 
 
 def extension(name: str, sources: list[str], include_dirs: list[str]) -> Extension:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -24,11 +25,13 @@ from neutracer.errors import NeutracerError
 from neutracer.recording.long_history import RECORDERS
 from neutracer.recording.program import UnreportedError, end_by
 from neutracer.run.attach import DEFAULT_WAIT_S, attach_and_report
+from neutracer.run.inherit import environment, is_installed
 from neutracer.run.report import run_and_report
 
 _RUN_EXAMPLE = """example:
   neutracer run train.py --epochs 1
   neutracer run -o reports --every 10 -m package.train
+  neutracer run --follow-children serve.py                # and the processes that it starts
   kill -USR2 PID                                          # write a report now
   torchrun --nproc-per-node 8 -m neutracer run train.py   # one set of files per rank
 
@@ -53,7 +56,7 @@ def add_run(commands: Any, summary: str) -> None:
         "Runs an unchanged Python program and records PyTorch's allocator from the moment the "
         "program initialises CUDA. It writes a report (a snapshot, its sidecar and a text) when "
         "the program ends, when it runs out of memory, at SIGUSR2, at SIGTERM unless the program "
-        "handles it, and with --every at intervals. Child programs are not followed, and a "
+        "handles it, and with --every at intervals. Child processes take --follow-children, and a "
         "program that is killed or calls os._exit gets no final report. neutracer's own hooks "
         "record if they are compiled or can be (the first time takes a few seconds, and is "
         "announced), else PyTorch's recorder."
@@ -89,12 +92,26 @@ def add_run(commands: Any, summary: str) -> None:
     parser.add_argument(
         "--every", type=float, metavar="MINUTES", help="minutes between reports while it runs"
     )
+    parser.add_argument(
+        "--follow-children",
+        action="store_true",
+        help=(
+            "also record the processes that it starts and that use a device, each into its own "
+            "files: `neutracer ranks DIR` reads them as one"
+        ),
+    )
     add_json(parser)
     add_program(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
     command = program_of(options)
+    if options.follow_children:
+        if not is_installed():
+            return complain(
+                "--follow-children needs neutracer.pth beside the installed package: reinstall it"
+            )
+        os.environ.update(environment("run", options.output))
     try:
         report = run_and_report(
             command,

@@ -138,7 +138,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _wanted() -> bool:
-    return os.environ.get("NEUTRACER", "0") not in ("", "0")
+    return os.environ.get("NEUTRACER") == "1"
 
 
 def callbacks() -> list[Any]:

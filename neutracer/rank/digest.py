@@ -62,6 +62,7 @@ class RankDigest:
         rank, world_size: From torch.distributed, or its launcher.
         job, attempt: The launcher's name for the job, and the number of restarts.
         host, pid: The host and process.
+        role: What it is for its program: "worker", "engine" or "data loader".
         program: The script or module.
         torch: The PyTorch release.
         written_s: Unix time of the figures, by the rank's clock.
@@ -107,6 +108,7 @@ class RankDigest:
     attempt: int | None = None
     host: str = ""
     pid: int | None = None
+    role: str = ""
     program: str = ""
     torch: str = ""
     written_s: float | None = None

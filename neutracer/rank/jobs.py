@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from statistics import median
@@ -47,7 +47,8 @@ class RankRow:
 
     Attributes:
         rank: The rank; None if unknown.
-        host: Its host.
+        host, pid: Its host and process.
+        role: "worker", "engine" or "data loader", where known.
         source: The file, or "store".
         state: "exit", "terminated", "out of memory", "no file", "can't be read", or another
             reason for which the file was written; in a running job "running", "silent",
@@ -72,6 +73,8 @@ class RankRow:
 
     rank: int | None
     host: str = ""
+    pid: int | None = None
+    role: str = ""
     source: str = ""
     state: str = ""
     note: str = ""
@@ -127,6 +130,7 @@ class Odd:
         category: The category of most of the excess; "" if unknown.
         step: The step at which it departed from the others, from 0; None if it always
             differed, or the step is unknown.
+        source: Its file, or "store".
     """
 
     rank: int | None
@@ -136,6 +140,7 @@ class Odd:
     place: str = ""
     category: str = ""
     step: int | None = None
+    source: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -276,14 +281,17 @@ def _runs(digests: Sequence[RankDigest]) -> list[list[RankDigest]]:
 def _one_per_rank(
     digests: Sequence[RankDigest],
 ) -> tuple[tuple[RankDigest, ...], tuple[tuple[int | None, int], ...]]:
-    """One digest per rank, and (rank, count) of the ranks with several."""
+    """One digest per rank, or per process without a rank, and (rank, count) of the ranks with
+    several."""
     by_rank: dict[int, list[RankDigest]] = {}
-    unknown = []
+    by_process: dict[object, list[RankDigest]] = {}
     for one in digests:
         if one.rank is None:
-            unknown.append(one)
+            process = one.source if one.pid is None else (one.host, one.pid)
+            by_process.setdefault(process, []).append(one)
         else:
             by_rank.setdefault(one.rank, []).append(one)
+    unknown = map(_best, by_process.values())
     ranks = [_best(by_rank[rank]) for rank in sorted(by_rank)]
     again = [(rank, len(found)) for rank, found in sorted(by_rank.items()) if len(found) > 1]
     return (*ranks, *unknown), tuple(again)
@@ -717,7 +725,7 @@ def _holds_more(case: _Case, more: int) -> Odd:
         parts.append(f"{format_bytes(at_line)} of that at {line.place}")
     elif category:
         parts.append(f"{format_bytes(of_category)} of that is {category}")
-    odd = _departed(case, Odd(case.one.rank, more, "", cause, "", category))
+    odd = _departed(case, Odd(case.one.rank, more, "", cause, "", category, source=case.one.source))
     why = f"{': '.join(parts)}{because}{_since(odd.step)}"
     return replace(odd, why=why, place="" if line is None else line.place)
 
@@ -732,7 +740,7 @@ def _since(step: int | None) -> str:
 
 def _leak(case: _Case, more: int) -> Odd:
     one = case.one
-    odd = _departed(case, Odd(one.rank, more, "", "leak", one.grows))
+    odd = _departed(case, Odd(one.rank, more, "", "leak", one.grows, source=one.source))
     held = next((held for held in one.places if held.place == one.grows), None)
     at = f" at {one.grows}" if one.grows else ""
     why = (
@@ -803,7 +811,7 @@ def _caches(case: _Case, spare: int) -> Odd:
         f"its reserved peak exceeds its allocated peak by {format_bytes(_cache(one))}, "
         f"{format_bytes(spare)} more than {case.versus()}: cached or fragmented"
     )
-    return Odd(one.rank, spare, why, "cache")
+    return Odd(one.rank, spare, why, "cache", source=one.source)
 
 
 def _not_torch(case: _Case, more: int) -> Odd:
@@ -819,7 +827,7 @@ def _not_torch(case: _Case, more: int) -> Odd:
         f"{format_bytes(one.other_bytes or 0)} on its device are not PyTorch's, "
         f"{format_bytes(more)} more than {case.versus()}{whose}"
     )
-    return Odd(one.rank, more, why, "not_torch", name if whose else "")
+    return Odd(one.rank, more, why, "not_torch", name if whose else "", source=one.source)
 
 
 def _between(shapes: Sequence[Shape], known: set[int | None]) -> list[Odd]:
@@ -848,7 +856,8 @@ def _between(shapes: Sequence[Shape], known: set[int | None]) -> list[Odd]:
         f"parameters ({format_bytes(shape.parameter_bytes)}) and not by a fault of its own"
         + (f": {', '.join(parts)}" if parts else "")
     )
-    return [Odd(one.rank, more, why, "stage", "", largest[0][0] if largest else "")]
+    category = largest[0][0] if largest else ""
+    return [Odd(one.rank, more, why, "stage", "", category, source=one.source)]
 
 
 def _plural(category: str) -> str:

@@ -222,7 +222,7 @@ _SURE = re.compile(b"[%b]" % re.escape(bytes(map(tuple(RULES).index, _SURE_RULES
 _PIPELINES = ("torch/distributed/pipelining/", "pipeline_parallel/", "deepspeed/runtime/pipe/")
 _NO_PIPELINE = "forward_backward_no_pipelining"
 
-_NAMES = ("rank", "world_size", "job", "attempt", "host", "pid", "program", "torch")
+_NAMES = ("rank", "world_size", "job", "attempt", "host", "pid", "role", "program", "torch")
 
 
 def digest_of(path: str, max_memory: int | None = None) -> bytes:

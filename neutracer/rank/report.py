@@ -95,7 +95,8 @@ def _sentence(
     certain: bool,
 ) -> str:
     asked = f", when it asked for {format_bytes(first.oom_bytes)}" if first.oom_bytes else ""
-    parts = [f"{_rank(first.rank)} ran out of memory{' first' if later else ''}{asked}"]
+    who = rank_name(first.rank, first.source)
+    parts = [f"{who} ran out of memory{' first' if later else ''}{asked}"]
     if later:
         gap = later[0][1]
         when = f"{format_duration_us(gap)} later" if gap else "in the same microsecond"
@@ -112,8 +113,16 @@ def _sentence(
     return "; ".join(parts) + "."
 
 
-def _rank(rank: int | None) -> str:
-    return "a rank without a number" if rank is None else f"rank {rank}"
+def rank_name(rank: int | None, source: str = "") -> str:
+    """A rank, or if its number is unknown, its file's name.
+
+    Example:
+        >>> rank_name(3, "run/rank3.pickle"), rank_name(None, "run/engine.pickle")
+        ('rank 3', 'engine.pickle')
+    """
+    if rank is not None:
+        return f"rank {rank}"
+    return source.replace(os.sep, "/").rpartition("/")[2] or "a rank without a number"
 
 
 def named_ranks(ranks: Sequence[int | None]) -> str:
@@ -302,7 +311,7 @@ def _odd(odd: Odd) -> Finding:
     headline, _, rest = odd.why.partition(": ")
     evidence = (Note(rest),) if rest else ()
     advice = (Note(_ADVICE[odd.cause]),) if odd.cause in _ADVICE else ()
-    message = f"{_rank(odd.rank)}: {headline}"
+    message = f"{rank_name(odd.rank, odd.source)}: {headline}"
     return Finding("odd_rank", severity, odd.bytes, message, evidence, advice)
 
 
@@ -497,7 +506,8 @@ def _cells(row: RankRow, with_shape: bool) -> tuple[Cell, ...]:
     def figure(nbytes: int | None) -> Cell:
         return "" if nbytes is None else Figure.bytes(nbytes)
 
-    notes = [_STATES.get(row.state, row.state)]
+    process = "" if row.rank is not None or row.pid is None else f"process {row.pid}"
+    notes = [" ".join(filter(None, (row.role, process))), _STATES.get(row.state, row.state)]
     if row.verdict not in ("steady", "unknown"):
         notes.append(row.verdict.replace("_", " "))
     if row.peak_allocated_bytes is not None:
@@ -589,6 +599,8 @@ def _table_row(one: RankDigest, shape: int | None) -> RankRow:
         return RankRow(
             rank=one.rank,
             host=one.host,
+            pid=one.pid,
+            role=one.role,
             source=one.source,
             state="can't be read",
             note=one.trouble,
@@ -599,6 +611,8 @@ def _table_row(one: RankDigest, shape: int | None) -> RankRow:
     return RankRow(
         rank=one.rank,
         host=one.host,
+        pid=one.pid,
+        role=one.role,
         source=one.source,
         state="out of memory" if one.ooms else one.reason,
         note="; ".join(one.notes),

@@ -36,6 +36,9 @@ _JOBS = (
     ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
 )
 
+# The script that Ray's worker processes run.
+_RAY_WORKER = "default_worker.py"
+
 # torchrun's id of an unnamed job.
 _NAMELESS = "none"
 
@@ -95,6 +98,27 @@ def job_facts() -> dict[str, str | int | None]:
         names.append(":".join(meeting))
     attempt = _from_environment(jobs[0][1]) if jobs else None
     return {"job": names[0] if names else None, "attempt": attempt}
+
+
+def process_role() -> str:
+    """What this process is for its program: "data loader", "engine", "worker", or "" if unknown.
+
+    Processes of multiprocessing have names, and inference servers say in them what theirs do.
+
+    Example:
+        >>> process_role()
+        ''
+    """
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and data.get_worker_info() is not None:
+        return "data loader"
+    process = sys.modules.get("multiprocessing.process")
+    name = "" if process is None else process.current_process().name
+    if "engine" in name.lower():
+        return "engine"
+    is_child = process is not None and process.parent_process() is not None
+    is_rays = os.path.basename(running_program()) == _RAY_WORKER
+    return "worker" if is_child or is_rays else ""
 
 
 def _ask_group() -> None:
@@ -173,6 +197,7 @@ def sidecar(
         **job_facts(),
         "host": os.uname().nodename,
         "pid": os.getpid(),
+        "role": process_role(),
         "time_s": time.time(),
         "step": step,
         "program": running_program() if program is None else program,

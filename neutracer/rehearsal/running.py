@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from neutracer.recording.program import run_program, when_imported
+from neutracer.recording.imports import when_imported
+from neutracer.recording.program import run_program
 from neutracer.rehearsal.cards import Card, nccl_bytes
 from neutracer.rehearsal.requests import Notes, Requests, line_of, sentence
 from neutracer.rehearsal.session import pretending, replaced, spread

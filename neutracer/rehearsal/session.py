@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from neutracer.errors import UnavailableError
 from neutracer.hooks import build as hooks
 from neutracer.hooks.build import alone, compile_into, prepare, unsafe
-from neutracer.recording.program import when_imported
+from neutracer.recording.imports import when_imported
 from neutracer.rehearsal import tracing as fakes
 from neutracer.rehearsal.cards import Card
 from neutracer.rehearsal.kernels import attention, recurrent

@@ -30,8 +30,8 @@ _SOON_S = 1.8  # and its timeout: the process ends after two seconds.
 
 _UNUSED = (
     "This program never used CUDA. 'neutracer rehearse train.py' estimates its needs on a GPU. "
-    "Child processes are not recorded: use 'torchrun -m neutracer run train.py' to record each "
-    "rank."
+    "Child processes are recorded with --follow-children, and each rank of a job by "
+    "'torchrun -m neutracer run train.py'."
 )
 
 

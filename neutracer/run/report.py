@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from neutracer.oom.page import OomReport
 from neutracer.overview import OverviewReport
 from neutracer.rank.watch import RanksWatch
+from neutracer.recording.imports import when_imported
 from neutracer.recording.program import (
     OnDemand,
     after_program,
     main_again,
     run_program,
     shell_code,
-    when_imported,
 )
 from neutracer.recording.sidecar import rank_facts, rank_text
 from neutracer.render.document import Block, Document, KeyValues, Paragraph

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from neutracer.recording.program import when_imported
+from neutracer.recording.imports import when_imported
 
 NAME = "imported_by_a_program"
 
