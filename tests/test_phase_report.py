@@ -137,3 +137,12 @@ def test_a_thousand_turns_take_a_fifth_of_a_second(
         best = min(best, time.perf_counter() - begin)
     assert len(found.turns) == 1000
     assert best < 0.2
+
+
+def test_a_picture_has_the_phases_between_curves_and_map(fake: Any) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    figure = neutracer.mdtp(cycle(fake, [290, 37, 37, 37]), x="event")
+    (axes,) = (one for one in figure.axes if one.get_label() == "phases")
+    spans = [bar.get_paths()[0].get_extents() for bar in axes.collections]
+    assert [(span.x0, span.x1) for span in spans[:2]] == [(0, 3), (3, 7)]
+    assert {text.get_text() for text in axes.texts} == {"wake", "sleep"}

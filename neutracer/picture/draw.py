@@ -22,6 +22,7 @@ from neutracer.picture.figure import byte_axis, plain_axes, power_name, size_tex
 from neutracer.picture.scene import SEEN_BLOCK, SEEN_HOLE, SEEN_RESERVED, Planes, Scene
 from neutracer.render.document import Palette, sentence
 from neutracer.trace.events import cache_emptier, shown_device
+from neutracer.trace.marks import nested_turns, turns_of
 from neutracer.trace.stacks import NONE, UNKNOWN_PLACE, place_of
 from neutracer.trace.timeline import Layout
 
@@ -515,6 +516,7 @@ def draw_scenes(scenes: list[Scene], palette: Palette, labels: bool) -> Any:
         if not first:
             draw_difference(strip, scenes[0], panel.scene, palette)
         draw_ooms(panel.scene, strip, axes, palette)
+        _phases(figure, panel, foot + _AXIS + _MAP, palette)
         _heading(figure, panel, palette)
         base = foot - 0.1
         if key:
@@ -645,6 +647,49 @@ def _strip(
             _text(figure, x + 0.24, y, name, palette.ink, 8.5)
             x += 0.38 + len(name) * _CHARACTER
     return axes
+
+
+# Phases inside others are drawn up to this depth.
+_MOST_DEPTH = 3
+
+
+def _phases(figure: Any, panel: _Panel, bottom: float, palette: Palette) -> None:
+    """The phases that the program marked, as named bars between the curves and the map."""
+    scene = panel.scene
+    turns = turns_of(scene.snapshot, scene.request.device)
+    rows = [(turn, depth) for turn, depth in nested_turns(turns) if depth < _MOST_DEPTH]
+    if not rows:
+        return
+    box = _box(figure, panel.left, bottom + 0.1 * _GAP, panel.width, 0.8 * _GAP)
+    axes = figure.add_axes(box, label="phases")
+    axes.set_axis_off()
+    axes.set_xlim(*(float(scene.axis_x(v)) for v in panel.x))
+    axes.set_ylim(0, 1 + max(depth for _, depth in rows))
+    tints, first_us = extra_colours(palette), scene.timeline.time_us[0]
+    number: dict[str, int] = {}
+    span = axes.get_xlim()[1] - axes.get_xlim()[0]
+    for turn, depth in rows:
+        first, end = float(turn.first), float(turn.end)
+        if scene.by_time:
+            first, end = ((at - first_us) / 1e6 for at in (turn.begin_us, turn.end_us))
+        tint = tints[number.setdefault(turn.phase, len(number)) % len(tints)]
+        base = axes.get_ylim()[1] - 1 - depth
+        axes.broken_barh([(first, end - first)], (base, 0.9), color=tint, linewidth=0)
+        room = int((end - first) / (span or 1.0) * panel.width / _CHARACTER)
+        if depth == 0 and room >= len(turn.phase):
+            x = (max(first, axes.get_xlim()[0]) + min(end, axes.get_xlim()[1])) / 2
+            text = sentence(turn.phase, room)
+            axes.text(
+                x,
+                base + 0.45,
+                text,
+                ha="center",
+                va="center",
+                fontsize=6.5,
+                parse_math=False,
+                color=palette.page,
+                clip_on=True,
+            )
 
 
 def _map(

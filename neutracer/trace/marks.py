@@ -127,6 +127,21 @@ def _spans(annotations: Any) -> Iterator[tuple[str, int | None, int | None]]:
         yield phase_of_mark(name) or "", time_us, None
 
 
+def nested_turns(turns: Iterable[Turn]) -> Iterator[tuple[Turn, int]]:
+    """Turns, by their beginnings, with how many others each is inside of.
+
+    Example:
+        >>> pair = Turn("a", 0, 0, 9, 10, 90), Turn("b", 0, 2, 4, 20, 40)
+        >>> [depth for _, depth in nested_turns(pair)]
+        [0, 1]
+    """
+    open_ends: list[int] = []
+    for turn in turns:
+        open_ends = [end for end in open_ends if end > turn.begin_us]
+        yield turn, len(open_ends)
+        open_ends.append(turn.end_us)
+
+
 def chosen_turns(turns: Iterable[Turn], wanted: str) -> tuple[Turn, ...]:
     """The turns of a phase, "sleep", or one of them, "sleep[2]"; "sleep[-1]" is its last.
 

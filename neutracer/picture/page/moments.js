@@ -214,6 +214,9 @@ export const rangeHolders = (ctx, { x0, x1 }) => {
 
 // ---- lanes ----
 
+// A phase's range begins with this, as neutracer's recorder writes it.
+const PHASE = "neutracer.phase: ";
+
 // Ranges that the program named, in positions.
 const annotationLane = (ctx, c) => {
   const { core, texts } = ctx;
@@ -221,17 +224,21 @@ const annotationLane = (ctx, c) => {
     (name) => [name, core.column(`annotation.${name}`)]));
   const open = new Map();
   const found = [];
+  const named = (name) => {
+    const text = texts.text(name);
+    return text.startsWith(PHASE) ? text.slice(PHASE.length) : text;
+  };
   const at = (time) => (ctx.axis.byTime ? Math.min(Math.max(time - ctx.firstTime, 0), ctx.axis.width) : eventAtTime(c, time) + 1);
   for (let i = 0; columns.name && i < columns.name.length && found.length < MOST_LANE; i++) {
     const [name, time] = [columns.name.view[i], columns.time_us.at(i)];
     if (columns.device.view[i] >= 0 && columns.device.view[i] !== ctx.device) continue;
     if (columns.stage.view[i] === 0) open.set(name, time);
     else if (open.has(name)) {
-      found.push({ name: texts.text(name), x0: at(open.get(name)), x1: at(time) });
+      found.push({ name: named(name), x0: at(open.get(name)), x1: at(time) });
       open.delete(name);
     }
   }
-  for (const [name, time] of open) found.push({ name: texts.text(name), x0: at(time), x1: ctx.axis.width });
+  for (const [name, time] of open) found.push({ name: named(name), x0: at(time), x1: ctx.axis.width });
   return found;
 };
 
