@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
+from neutracer.budget import Budget, Outside, budget_of
+from neutracer.errors import UnavailableError
 from neutracer.question import first_findings, opened
 from neutracer.render.document import (
     Block,
@@ -24,6 +26,7 @@ from neutracer.render.document import (
 )
 from neutracer.render.report import Finding, PlacedRow, PlainRow, Report, ranked
 from neutracer.trace.events import device_name, shown_device
+from neutracer.trace.flaws import end_is_known
 from neutracer.trace.marks import Turn, chosen_turns, device_use, turns_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
@@ -417,6 +420,7 @@ class PhasesReport(Report):
         device: The device; -1 is the CPU, -2 the host's pinned memory.
         phases: One row for each phase, in the order of their first turns.
         turns: One row for each turn, by their beginnings.
+        budget: What the device's memory is for at the end; None without turns.
     """
 
     schema = "neutracer.phases/1"
@@ -425,6 +429,7 @@ class PhasesReport(Report):
     device: int
     phases: tuple[PhaseRow, ...]
     turns: tuple[TurnRow, ...]
+    budget: Budget | None = None
     _own: int = 0
 
     @property
@@ -467,6 +472,8 @@ class PhasesReport(Report):
                 yield _survivor_table(row)
             if row.pins:
                 yield _pin_table(row)
+        if self.budget is not None:
+            yield self.budget.table()
 
     def _turn_table(self) -> Table:
         columns = ("allocated", "begin", "peak", "end", "reserved", "not PyTorch's")
@@ -647,9 +654,30 @@ def phases_of(
         device=shown_device(snap, device),
         phases=rows,
         turns=turns,
+        budget=_budget(snap, device, is_live) if turns and phase is None else None,
         findings=(*first, *own),
         _own=len(own),
     )
+
+
+def _budget(snap: Snapshot, device: int, is_live: bool) -> Budget | None:
+    if not end_is_known(snap, device) or snap.is_cpu or snap.is_pinned:
+        return None
+    return budget_of(snap, device, _outside_now(device) if is_live else None)
+
+
+def _outside_now(device: int) -> Outside | None:
+    """What this process's device holds besides PyTorch's memory; None if it does not say."""
+    from neutracer.monitor.device_report import PYTORCH, device_report
+
+    try:
+        found = device_report(device)
+    except (UnavailableError, OSError, ValueError):
+        return None
+    if found.used_bytes is None:
+        return None
+    libraries = {use.library: use.bytes for use in found.by_library if use.library != PYTORCH}
+    return Outside(found.used_bytes, libraries, found.other_bytes)
 
 
 def _phase_row(

@@ -10,8 +10,10 @@ from typing import Any
 
 import fake_cuda
 import pytest
+from bundle import snapshot
 
 import neutracer
+from neutracer.budget import Outside, budget_of
 from neutracer.cli.main import main
 from neutracer.monitor import phases as marking
 
@@ -146,3 +148,30 @@ def test_a_picture_has_the_phases_between_curves_and_map(fake: Any) -> None:
     spans = [bar.get_paths()[0].get_extents() for bar in axes.collections]
     assert [(span.x0, span.x1) for span in spans[:2]] == [(0, 3), (3, 7)]
     assert {text.get_text() for text in axes.texts} == {"wake", "sleep"}
+
+
+def test_the_budget_adds_up_to_the_devices_figure(fake: Any, tmp_path: Path) -> None:
+    with neutracer.record() as recording:
+        with neutracer.phase("wake"):
+            fake.hold(400 * MIB)
+            fake.hold(63 * MIB)
+            fake.drop()
+        recording.save(tmp_path / "run.pickle")
+    budget = neutracer.phases(tmp_path / "run.pickle").budget
+    assert budget is not None
+    terms = {one.term: one.bytes for one in budget.terms}
+    assert (terms["other tensors"], terms["activations' peak"]) == (404 * MIB, 63 * MIB)
+    # The device holds what is allocated, and 3 MiB of others: the rest of PyTorch's is asleep.
+    assert terms["asleep"] == (404 + 3 - 1024) * MIB
+    assert sum(terms.values()) == budget.device_bytes == 407 * MIB
+
+
+@pytest.mark.parametrize("name", ["cuda_graph_pool", "leak_list", "train_resnet_healthy"])
+def test_the_budget_of_recordings_adds_up(name: str) -> None:
+    snap = snapshot(name)
+    budget = budget_of(snap, 0, Outside(90 << 30, {"NCCL": 1 << 30}, 2 << 30))
+    terms = {one.term: one.bytes for one in budget.terms}
+    assert sum(terms.values()) == 90 << 30
+    assert budget.reserved_bytes == snap.memory_stats(0)["reserved_bytes.all.current"]
+    assert (terms["NCCL"], terms["other processes"]) == (1 << 30, 2 << 30)
+    assert ("graphs' pools" in terms) == (name == "cuda_graph_pool")

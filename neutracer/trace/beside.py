@@ -37,11 +37,13 @@ class DeviceRoom:
             unknown.
         other_bytes: Memory held by other processes, CUDA contexts and other libraries; None if
             unknown.
+        free_bytes: Free on the device; None if unknown.
     """
 
     total_bytes: int
     fraction: float | None
     other_bytes: int | None
+    free_bytes: int | None = field(default=None, compare=False)
 
     @property
     def limit_bytes(self) -> int | None:
@@ -212,14 +214,16 @@ def _rooms(plain: Iterable[Mapping[str, Any]]) -> dict[int, DeviceRoom]:
 
 def device_room(facts: Mapping[str, Any]) -> DeviceRoom | None:
     """The limits in a device's part of a sidecar; None without the device's size."""
-    total, other = _count(facts.get("total_bytes")), _count(facts.get("other_bytes"))
+    names = ("total_bytes", "other_bytes", "free_bytes")
+    total, other, free = (_count(facts.get(name)) for name in names)
     fraction = facts.get("process_fraction")
     if not total:
         return None
     share = None
     if isinstance(fraction, int | float) and 0 <= fraction <= 1:
         share = float(fraction)
-    return DeviceRoom(total, share, other if other is None or other <= total else None)
+    other, free = (one if one is None or one <= total else None for one in (other, free))
+    return DeviceRoom(total, share, other, free)
 
 
 def _count(value: object) -> int | None:

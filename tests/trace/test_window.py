@@ -144,7 +144,7 @@ def test_what_a_sidecar_tells_is_of_the_end_only(tmp_path: Path) -> None:
         ({"events": range(0, 4, 2), "device": 0}, "step of 1"),
         ({"events": slice(9, 12), "device": 0}, "there are no events 9:12; the trace has 5"),
         ({"events": (0, 2)}, "several devices"),
-        ({"events": (0, 2), "seconds": (0, 1)}, "not by both"),
+        ({"events": (0, 2), "seconds": (0, 1)}, "one of events, seconds and phase"),
         ({"seconds": (5, 6)}, "no events in these seconds; the trace lasts 40 us"),
         ({"seconds": (2, 1)}, "before they begin"),
         ({"seconds": (float("nan"), None)}, "seconds must be two numbers, not nan"),
