@@ -39,7 +39,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.leak.diff import diff
     from neutracer.leak.trend import leak_trend
     from neutracer.monitor.device_report import attribute_device_memory, device_report
-    from neutracer.monitor.exporter import MetricsCollector, serve_metrics
+    from neutracer.monitor.exporter import MetricsCollector
     from neutracer.monitor.memory_monitor import MemoryMonitor
     from neutracer.monitor.phases import phase
     from neutracer.notebook import load_ipython_extension as load_ipython_extension
@@ -57,6 +57,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.recording.recorder import record, snapshot
     from neutracer.rehearsal.kernels.extensions import register_scratch
     from neutracer.rehearsal.rehearse import largest_batch, rehearse
+    from neutracer.run.serve import serve_metrics
     from neutracer.run.training import training
     from neutracer.trace.snapshot import Snapshot, load
     from neutracer.trace.stacks import Frame
@@ -152,6 +153,7 @@ _MODULES = {
     "neutracer.whatif.drag": ("drag",),
     "neutracer.whatif.savings": ("savings",),
     "neutracer.whatif.what_if": ("what_if",),
+    "neutracer.run.serve": ("serve_metrics",),
     "neutracer.run.training": ("training",),
     "neutracer.errors": (
         "HistoryWarning",
@@ -170,7 +172,7 @@ _MODULES = {
     "neutracer.picture.view": ("view",),
     "neutracer.rank.plot": ("debug_server_page", "plot_ranks"),
     "neutracer.heap.watch": ("warn_tensor_cycles",),
-    "neutracer.monitor.exporter": ("MetricsCollector", "serve_metrics"),
+    "neutracer.monitor.exporter": ("MetricsCollector",),
     "neutracer.hooks.live": ("live",),
     "neutracer.monitor.memory_monitor": ("MemoryMonitor",),
     "neutracer.monitor.phases": ("phase",),

@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -273,6 +273,9 @@ _serving: weakref.WeakSet[_Listener] = weakref.WeakSet()
 
 Start = Callable[[str, list[tuple[str, str]]], Any]
 
+#: Answers a request, by its environ, with status, body and content type.
+Route = Callable[[Mapping[str, Any]], tuple[str, bytes, str]]
+
 
 class Application:
     """Routes requests to prometheus_client's application or to a page.
@@ -280,14 +283,17 @@ class Application:
     Args:
         metrics: The application of prometheus_client.
         page: Makes the data for `neutracer top`, of the last seconds given or of the whole run.
+        routes: Further answers, by method and path.
     """
 
     def __init__(
         self,
         metrics: Callable[..., Iterable[bytes]],
         page: Callable[[float | None], dict[str, Any]],
+        routes: Mapping[str, Route] | None = None,
     ) -> None:
         self._metrics = metrics
+        self._routes = routes or {}
         self._page = page
         self.loopback_only = True
 
@@ -296,6 +302,10 @@ class Application:
             # DNS rebinding: a web page's own name that resolves to this machine.
             return _answer(start, "403 Forbidden", b"use the name localhost\n")
         path = environ.get("PATH_INFO", "/")
+        route = self._routes.get(f"{environ.get('REQUEST_METHOD', 'GET')} {path}")
+        if route is not None:
+            status, body, kind = route(environ)
+            return _answer(start, status, body, kind)
         if path == "/metrics":
             return self._metrics(environ, start)
         if path == "/":
@@ -483,6 +493,45 @@ class Server:
             self._thread.join()
         self._thread = None
         self._listener.server_close()
+
+
+class _SocketListener(_Listener):
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        # For this user alone, from the moment it is there.
+        before = os.umask(0o177)
+        try:
+            socketserver.TCPServer.server_bind(self)
+        finally:
+            os.umask(before)
+        self.server_name, self.server_port = "localhost", 0
+        self.setup_environ()
+
+    def get_request(self) -> Any:
+        return super().get_request()[0], ("localhost", 0)
+
+
+class SocketServer(Server):
+    """The same on a Unix socket, which only this user can connect to."""
+
+    def __init__(self, path: str, application: Application) -> None:
+        try:
+            self._listener = _SocketListener(path, _Handler)
+        except OSError as error:
+            why = "there is a file already" if error.errno == errno.EADDRINUSE else error.strerror
+            raise OSError(error.errno, f"{why or error}: {path!r}") from None
+        self._listener.set_app(application)
+        self._thread = None
+        self._path = path
+        self.url = f"unix:{path}"
+        _serving.add(self._listener)
+
+    def stop(self) -> None:
+        """End it, once, and remove the socket."""
+        super().stop()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
 
 
 def _close_in_child() -> None:
@@ -701,42 +750,22 @@ class MetricsServer(StaysHere, instead="it serves from this process: send its .u
         return f"<MetricsServer: {self.url}/metrics>"
 
 
-def serve_metrics(
-    monitor: MemoryMonitor | None = None,
-    port: int = 9435,
-    host: str = "127.0.0.1",
+def start_server(
+    monitor: MemoryMonitor | None,
+    port: int,
+    host: str,
     *,
-    rank: int | str | None = None,
-    layout_interval: float | None = 10.0,
-    garbage_interval: float | None = None,
+    rank: int | str | None,
+    layout_interval: float | None,
+    garbage_interval: float | None,
+    routes: Mapping[str, Route] | None = None,
+    path: str | None = None,
 ) -> MetricsServer:
-    """Serve a monitor's figures to Prometheus, and to `neutracer top URL`.
-
-    /metrics has gauges and counters named `neutracer_*` with the labels `device` and `rank`;
-    /top.json is the page for `neutracer top`, which names the program's functions and files.
-    There is no password.
+    """Serve a monitor; arguments and errors are those of `serve_metrics`.
 
     Args:
-        monitor: The monitor; None starts one, which ends with the server.
-        port: The port; 0 is any free one. Each rank on a host needs its own:
-            `9435 + local_rank`.
-        host: The address to listen on; by default only this machine can connect.
-        rank, layout_interval, garbage_interval: As for `MetricsCollector`.
-
-    Returns:
-        The handle (`url`, `stop()`); it serves until stopped or the process ends.
-
-    Raises:
-        UnavailableError: prometheus_client is not installed, or there is nothing to monitor.
-        ValueError: The port is out of range.
-        TypeError: `monitor` is not a MemoryMonitor, or another argument has the wrong type.
-        OSError: It can't listen there; the message has the address.
-
-    Example:
-        >>> import neutracer
-        >>> server = neutracer.serve_metrics(port=0)    # doctest: +SKIP
-        >>> server.url                                  # doctest: +SKIP
-        'http://127.0.0.1:40811'
+        routes: Further answers, by method and path: "POST /snapshot".
+        path: A Unix socket to listen on instead of the port.
     """
     if monitor is not None and not isinstance(monitor, MemoryMonitor):
         raise TypeError(f"monitor must be a MemoryMonitor, not {type(monitor).__name__}")
@@ -749,7 +778,8 @@ def serve_metrics(
     collector = MetricsCollector(
         chosen, rank, layout_interval=layout_interval, garbage_interval=garbage_interval
     )
-    server = Server(host, port, _application(prometheus, chosen, collector))
+    application = _application(prometheus, chosen, collector, routes or {})
+    server = Server(host, port, application) if path is None else SocketServer(path, application)
     try:
         if monitor is None:
             chosen.start()
@@ -761,9 +791,12 @@ def serve_metrics(
 
 
 def _application(
-    prometheus: Any, monitor: MemoryMonitor, collector: MetricsCollector
+    prometheus: Any,
+    monitor: MemoryMonitor,
+    collector: MetricsCollector,
+    routes: Mapping[str, Route],
 ) -> Application:
-    """/metrics from a registry of its own, and /top.json."""
+    """/metrics from a registry of its own, /top.json, and the further answers."""
     registry = prometheus.CollectorRegistry(auto_describe=False)
     registry.register(collector)
     lock = threading.Lock()
@@ -773,4 +806,4 @@ def _application(
         with lock:
             return page_of(monitor, collector.probes, collector.rank, seconds)
 
-    return Application(prometheus.make_wsgi_app(registry), page)
+    return Application(prometheus.make_wsgi_app(registry), page, routes)

@@ -17,12 +17,13 @@ from typing import Any
 
 import neutracer.hooks.shim as hooks
 from neutracer.errors import NeutracerError
-from neutracer.monitor.exporter import MetricsServer, serve_metrics
+from neutracer.monitor.exporter import MetricsServer
 from neutracer.monitor.memory_monitor import MemoryMonitor
 from neutracer.recording.program import OnDemand
 from neutracer.recording.sidecar import rank_facts, running_program
 from neutracer.run.begin import TAKEN, reply
 from neutracer.run.following import Following, check_writable
+from neutracer.run.serve import serve_metrics
 
 # ---- Attached ----------------------------------------------------------------------------
 
