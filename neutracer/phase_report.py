@@ -634,7 +634,12 @@ def phases(
         >>> found.phases, found.turns
         ((), ())
     """
-    snap = opened(source)
+    if source is None:
+        from neutracer.recording.long_history import snapshot_now
+
+        snap = snapshot_now()
+    else:
+        snap = opened(source)
     return phases_of(snap, snap.device(device), phase, is_live=source is None)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import fake_cuda
 import pytest
 from bundle import snapshot
+from small_snapshots import BASE, block, event, segment
 
 import neutracer
 from neutracer.budget import Outside, budget_of
@@ -175,3 +176,36 @@ def test_the_budget_of_recordings_adds_up(name: str) -> None:
     assert budget.reserved_bytes == snap.memory_stats(0)["reserved_bytes.all.current"]
     assert (terms["NCCL"], terms["other processes"]) == (1 << 30, 2 << 30)
     assert ("graphs' pools" in terms) == (name == "cuda_graph_pool")
+
+
+def test_segments_that_only_survivors_keep_are_named(
+    fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, before = BASE + (1 << 32), fake.snapshot
+
+    def with_another_segment() -> Any:
+        found = before()
+        blocks = [
+            block(other, 2 * MIB, "active_allocated", 2 * MIB),
+            block(other + 2 * MIB, 18 * MIB),
+        ]
+        return {**found, "segments": [*found["segments"], segment(other, blocks)]}
+
+    with neutracer.record() as recording:
+        with neutracer.phase("load"):
+            fake.push(event("segment_alloc", other, 20 * MIB, 0))
+            frames = [{"filename": "model.py", "name": "keep", "line": 9}]
+            fake.push(event("alloc", other, 2 * MIB, 0, frames=frames))
+        monkeypatch.setattr(fake.module.cuda.memory, "_snapshot", with_another_segment)
+        snap = recording.snapshot()
+    (pin,) = neutracer.phases(snap)["load"].pins
+    assert (pin.free_bytes, pin.held_bytes, pin.count, pin.line) == (18 * MIB, 2 * MIB, 1, 9)
+
+
+def test_this_process_is_asked_without_a_file(fake: Any) -> None:
+    with neutracer.record():
+        with neutracer.phase("load"):
+            fake.hold(5 * MIB)
+        found = neutracer.phases()
+    assert found.file == ""
+    assert found["load"].survivors[0].bytes == 5 * MIB

@@ -426,6 +426,7 @@ class Phase(StaysHere, instead="it measures this process: send its .peak_bytes")
         peak_is_exact: The hooks followed the device from its start to its end.
         end_bytes: Allocated at its end.
         seconds: Duration; does not wait for running kernels.
+        ended: The counters of its device at its end; None before, and without CUDA.
     """
 
     def __init__(self, name: str, *, is_marked: bool = True) -> None:

@@ -26,6 +26,7 @@ from neutracer.recording.recorder import (
     ask_tensors,
     other_allocator,
     record,
+    snapshot,
     torch_with_cuda,
     wrapped_ring,
 )
@@ -275,6 +276,21 @@ def recording_facts() -> dict[str, Any]:
     if _on and not HISTORY.in_force():
         return max(_on.values(), key=lambda facts: int(facts["max_entries"]))
     return {"recorder": "pytorch", **HISTORY.facts()}
+
+
+def snapshot_now() -> Snapshot:
+    """A snapshot of this process: by the hooks while they record, else by PyTorch.
+
+    The hooks' is taken without the GIL. It has no categories of live tensors: to find them is one
+    call that keeps the GIL while it lists the heap.
+
+    Raises:
+        UnavailableError: CUDA is not in use in this process.
+    """
+    state = hooks.state()
+    if state is not None and state.backend == "cuda" and state.active:
+        return take("cuda", max(hook_events(), state.events), quiet=True)
+    return snapshot()
 
 
 class ProgramRecording(StaysHere, instead="it records this process: send its snapshot()"):

@@ -12,19 +12,15 @@ from typing import Any
 
 from neutracer.arguments import path_name
 from neutracer.errors import NeutracerError
-from neutracer.hooks import shim as hooks
-from neutracer.hooks.live import take
 from neutracer.monitor.exporter import MetricsServer, Route, start_server
 from neutracer.monitor.memory_monitor import MemoryMonitor
 from neutracer.overview import overview
 from neutracer.phase_report import phases_of
-from neutracer.recording.long_history import HOOK_ENTRIES, hook_events, recording_facts
-from neutracer.recording.recorder import snapshot
+from neutracer.recording.long_history import recording_facts, snapshot_now
 from neutracer.recording.sidecar import file_stem, sidecar, sidecar_path, write_text
 from neutracer.render.report import Report, dumps
 from neutracer.render.text import render_text
 from neutracer.run.following import DEFAULT_DIRECTORY
-from neutracer.trace.snapshot import Snapshot
 
 # ---- On demand ---------------------------------------------------------------------------
 
@@ -92,19 +88,6 @@ def _shown(reports: tuple[Report, ...], environ: Mapping[str, Any]) -> Answer:
         return "200 OK", dumps(reports[0] if len(reports) == 1 else several).encode(), _JSON
     pages = "\n".join(render_text(report.document()) for report in reports)
     return "200 OK", pages.encode("utf-8", "backslashreplace"), _TEXT
-
-
-def snapshot_now() -> Snapshot:
-    """A snapshot of this process: by the hooks if they are connected, else by PyTorch.
-
-    Raises:
-        UnavailableError: CUDA is not in use in this process.
-    """
-    state = hooks.state()
-    if state is not None and state.backend == "cuda" and state.attached:
-        # Not `ask_tensors`: it lists every object of the heap, in one call that keeps the GIL.
-        return take("cuda", hook_events() or HOOK_ENTRIES, quiet=True)
-    return snapshot()
 
 
 # ---- Serve -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import neutracer
-from neutracer.run.serve import snapshot_now
+from neutracer.recording.long_history import snapshot_now
 from neutracer.trace.marks import turns_of
 
 MIB = 1 << 20
