@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -91,7 +91,7 @@ class Survivor(PlacedRow):
         count: The number of them.
         category: As in `Timeline.categories`.
         pool: The private pool; (0, 0) is the default pool.
-        owner: For this process, the shortest chain of names that holds one of them; else "".
+        owner: Who in the program holds them, as far as the file or this process says; else "".
     """
 
     function: str
@@ -191,6 +191,7 @@ class _Trace:
     def __init__(self, snap: Snapshot, device: int) -> None:
         self.timeline: Timeline = snap.timeline(device)
         self.turns = turns_of(snap, device)
+        self._holders = snap.beside.holders.get(device, {})
         self._use = device_use(snap, device)
         self._times = [time_us for time_us, _ in self._use]
 
@@ -201,19 +202,11 @@ class _Trace:
         names = ("alloc_event", "free_event", "size", "stack", "address")
         return tuple(table.codes(name) for name in names)
 
-    @cached_property
-    def _before(self) -> tuple[int, int]:
-        """Allocated and reserved before the first event."""
-        layout = self.timeline.at(-1)
-        allocated, reserved = (
-            sum(layout.segments.codes(name)) for name in ("allocated_size", "total_size")
-        )
-        return allocated, reserved
-
     def levels(self, event: int) -> tuple[int, int]:
         """Allocated and reserved before an event."""
         if event == 0:
-            return self._before
+            allocated, _, reserved, _ = self.timeline.facts["start_bytes"]
+            return allocated, reserved
         return self.timeline.allocated[event - 1], self.timeline.reserved[event - 1]
 
     def row(self, turn: Turn) -> TurnRow:
@@ -262,6 +255,16 @@ class _Trace:
             used - self.levels(bisect_left(times, at))[1] for at, used in self._use[first:last]
         ]
         return max(0, *found) if found else None
+
+    def owners(
+        self, alive: Mapping[str, Sequence[tuple[int, int]]], is_live: bool
+    ) -> dict[str, str]:
+        """By line, who holds its blocks: in this process, or at the end of the file."""
+        if not is_live:
+            return {line: self._holders.get(line, "") for line in alive}
+        from neutracer.leak.holders import holders_of
+
+        return holders_of(alive)
 
     def survivors(self, turn: Turn) -> list[int]:
         """Rows of the allocations that a turn made and that outlive it."""
@@ -333,37 +336,33 @@ def _rises_since(levels: Sequence[int]) -> int | None:
 
 def _survivors(trace: _Trace, rows: Sequence[int], is_live: bool) -> tuple[Survivor, ...]:
     places = trace.timeline.places
-    made, _, sizes, stacks, addresses = trace.rows
+    made, freed, sizes, stacks, addresses = trace.rows
     categories = trace.timeline.categories
     pools = [trace.timeline.events.codes(name) for name in ("pool_first", "pool_second")]
     groups: dict[tuple[Place, str, tuple[int, int]], list[int]] = {}
+    alive: dict[str, list[tuple[int, int]]] = {}
     for row in rows:
-        event = made[row]
+        event, place = made[row], places[stacks[row]]
         pool = (pools[0][event], pools[1][event])
-        groups.setdefault((places[stacks[row]], categories.name(row), pool), []).append(row)
-    found = []
-    for (place, category, pool), same in groups.items():
-        p, size = place, sum(sizes[row] for row in same)
-        owner = ""
-        if is_live:
-            from neutracer.leak.holders import holders_of
-
-            chains = holders_of([(addresses[row], sizes[row]) for row in same[-4:]])
-            owner = chains[0] if chains else ""
-        found.append(
-            Survivor(
-                p.function,
-                p.filename,
-                p.line,
-                size,
-                len(same),
-                category,
-                pool,
-                p.package,
-                p.caller,
-                owner,
-            )
+        groups.setdefault((place, categories.name(row), pool), []).append(row)
+        if freed[row] == -1:
+            alive.setdefault(str(place), []).append((addresses[row], sizes[row]))
+    owners = trace.owners(alive, is_live)
+    found = [
+        Survivor(
+            p.function,
+            p.filename,
+            p.line,
+            sum(sizes[row] for row in same),
+            len(same),
+            category,
+            pool,
+            p.package,
+            p.caller,
+            owners.get(str(p), ""),
         )
+        for (p, category, pool), same in groups.items()
+    ]
     return tuple(sorted(found, key=lambda one: -one.bytes))
 
 
