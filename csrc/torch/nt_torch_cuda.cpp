@@ -353,13 +353,14 @@ on_event(const trace_entry &event) noexcept
     if (marks_wanted.load(std::memory_order_relaxed) != 0) {
         mark(event);
     }
-    if (__builtin_expect(spans_wanted.load(std::memory_order_relaxed), 0)) {
-        span_note(event);
-    }
     const uint32_t mode = mode_word.load(std::memory_order_acquire);
     if (__builtin_expect(event.action_ == trace_entry::SNAPSHOT, 0)) {
         on_marker(event, mode);
         return;
+    }
+    /* Not of a marker, which may be under another device's lock than it says. */
+    if (__builtin_expect(spans_wanted.load(std::memory_order_relaxed), 0)) {
+        span_note(event);
     }
     const auto device = static_cast<unsigned>(event.device_);
     if (mode == 0 || device >= MOST_DEVICES || is_internal(event, 0)) {
