@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
-from typing import Any, TextIO
+from typing import TextIO
 
 from neutracer._native import core
 from neutracer.errors import NeutracerError
