@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from dataclasses import replace
 from typing import Any
 
 from neutracer._native import core
@@ -54,6 +55,7 @@ class LiveTail:
         frames: int | None = None,
         *,
         modules: Any = None,
+        holders: bool = False,
     ) -> Snapshot:
         """The allocator's last events, and what it holds now.
 
@@ -78,6 +80,9 @@ class LiveTail:
             modules: A model whose modules mark their allocations from now on, or True for
                 every model that is called, for `holders(by="module")`; None changes nothing.
                 On CUDA this needs torch 2.10.
+            holders: Also ask who holds what is in use, for the dozen lines that hold most: some
+                0.3 microseconds per object of the program, under the GIL. `report`, `explain`
+                and `leak_trend` of the snapshot then say it.
 
         Returns:
             The snapshot. Every analysis, `save` and the pictures work on it.
@@ -103,7 +108,13 @@ class LiveTail:
         self._asked = (events, depth)
         if modules is not None:
             self._mark(modules)
-        return take(hooks.load().backend, events)
+        snap = take(hooks.load().backend, events)
+        if holders:
+            # Imports the walker of live objects, which a snapshot does not need.
+            from neutracer.heap.owners import held_at_end
+
+            snap.beside = replace(snap.beside, holders=held_at_end(snap))
+        return snap
 
     def stop(self) -> None:
         """Stop recording; the next call starts anew. The tracker stays attached, but idle."""

@@ -277,10 +277,10 @@ def _leak_advice(survivors: Survivors, device: int) -> tuple[Note, ...]:
             Note("neutracer.find_autograd_cycles() in the program names the cycle"),
         )
     if survivors.growth:
-        return (
-            Note(_to_keep(device, survivors.shows_graph)),
-            Note("neutracer.why_alive(tensor) in the program shows the holders of one"),
-        )
+        keep = Note(_to_keep(device, survivors.shows_graph))
+        if any(grown.holders for grown in survivors.growth):
+            return (keep,)
+        return keep, Note("neutracer.why_alive(tensor) in the program shows the holders of one")
     return (_WITH_LINES,)
 
 

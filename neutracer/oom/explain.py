@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from neutracer._native import core
-from neutracer.leak.holders import holders_by_line
+from neutracer.heap.owners import holders_by_line
 from neutracer.oom.bill import Bill, asked_lines, bill_of
 from neutracer.oom.case import Case, Holding, Room, Verdict
 from neutracer.oom.causes import looked_at, verdicts_of

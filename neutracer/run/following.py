@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable
 
 from neutracer.errors import NeutracerError, UnavailableError
-from neutracer.leak.holders import held_at_end
+from neutracer.heap.owners import held_at_end
 from neutracer.oom.page import OomReport
 from neutracer.oom.watch import OomWatch, oom_report
 from neutracer.overview import OverviewReport, overview

@@ -419,6 +419,33 @@ def test_cpu_allocations_of_torch_are_followed() -> None:
         assert told["files"] == ["<string>"]
 
 
+HOLDERS_PROGRAM = textwrap.dedent("""
+    import torch, neutracer
+    neutracer.live()
+    history = {"z": []}
+    def step():
+        history["z"].append(torch.ones(50_000))
+        (torch.ones(1000) * 2).sum()
+    for _ in range(30):
+        step()
+    print(neutracer.report(neutracer.live(holders=True)))
+    neutracer.live.stop()
+""")
+
+
+def test_live_says_who_holds_on_request() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-c", HOLDERS_PROGRAM], cwd=ROOT / "tests", capture_output=True, text=True
+    )
+    if "UnavailableError" in done.stderr:
+        without_hooks(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert 'in 29 blocks, held by history["z"] made by' in said
+    assert 'Who keeps it, and the line that made it 5.7 MiB 30 blocks history["z"]' in said
+
+
 MODULES_PROGRAM = textwrap.dedent("""
     import json, torch, neutracer
     model = torch.nn.Sequential(

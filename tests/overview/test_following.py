@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from fake_cuda import install
 
+import neutracer
+from neutracer.heap.watch import prepare_heap
 from neutracer.hooks.cache_calls import CACHE_CALLS
 from neutracer.recording.recorder import HISTORY
 from neutracer.run import following
@@ -64,5 +68,31 @@ def test_report_at_the_end_knows_the_room_of_the_process(
     assert watched.last.snapshot is not None
     assert watched.last.snapshot.beside.rooms[0].total_bytes == fake.total
     assert "non_torch" not in watched.last.not_looked_at
+    CACHE_CALLS.forget()
+    HISTORY.forget()
+
+
+def test_report_of_a_process_that_goes_on_names_the_holders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `neutracer attach` asks for it, with a history and without one."""
+    torch = pytest.importorskip("torch")
+    prepare_heap()
+    fake = install(monkeypatch)
+    fake.show_tensors_of(torch)
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    watched = Following(str(tmp_path), 1000, "python", "attach", recorder="pytorch")
+    watched.begin(watch=False)
+    vars(main)["pool"] = {number: [fake.tensor(51200, 30)] for number in range(8)}
+    watched.write("report")
+    watched.end(None)
+    (file,) = watched.files
+    (device,) = neutracer.report(file).devices
+    assert {one.holder for one in device.held if one.place.line == 30} == {"pool"}
+    unrecorded = Following(str(tmp_path), 0, "python", "attach")
+    unrecorded.write("report")
+    (device,) = neutracer.report(unrecorded.files[0]).devices
+    assert any("pool" in one.holder for one in device.held)
     CACHE_CALLS.forget()
     HISTORY.forget()

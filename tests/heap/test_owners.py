@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from neutracer.leak.holders import NO_OBJECT, holders_of
+from neutracer.heap.owners import NO_OBJECT, holders_of
 
 torch = pytest.importorskip("torch")
 
