@@ -262,7 +262,7 @@ class _Trace:
         """By line, who holds its blocks: in this process, or at the end of the file."""
         if not is_live:
             return {line: self._holders.get(line, "") for line in alive}
-        from neutracer.leak.holders import holders_of
+        from neutracer.heap.owners import holders_of
 
         return holders_of(alive)
 

@@ -433,7 +433,8 @@ def print_last_report(report: Report, as_json: bool) -> None:
     """Print the report on a program that has ended, whose exit code a closed stream leaves."""
     try:
         print_report(report, as_json, sys.stderr)
-        sys.stdout.flush()
+        if not getattr(sys.stdout, "closed", False):
+            sys.stdout.flush()
     except Exception as error:
         with suppress(Exception):
             complain(f"cannot print the report: {getattr(error, 'strerror', None) or error}")

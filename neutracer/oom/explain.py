@@ -11,7 +11,7 @@ from neutracer.heap.owners import holders_by_line
 from neutracer.oom.bill import Bill, asked_lines, bill_of
 from neutracer.oom.case import Case, Holding, Room, Verdict
 from neutracer.oom.causes import looked_at, verdicts_of
-from neutracer.oom.facts import Failure, OomFacts, budget_of, facts_of, with_room
+from neutracer.oom.facts import Failure, OomFacts, budget_of, facts_at, facts_of, with_room
 from neutracer.oom.steps import Phase, phase_of
 from neutracer.oom.trials import Trial, Trials
 from neutracer.question import after_caveats, opened
@@ -366,10 +366,11 @@ def explain(
         )
     limit = capacity_bytes(capacity)
     snap = opened(source)
-    if facts is None and request is None:
-        facts = facts_of(snap.beside)
-    known = OomFacts() if facts is None else facts.filled()
+    own = facts_of(snap.beside) if facts is None and request is None else facts
+    known = OomFacts() if own is None else own.filled()
     number = _device(snap, device, known)
+    if facts is None and request is None and event in _oom_events(snap.timeline(number)):
+        known = facts_at(snap.beside, snap.timeline(number).events[event or 0].time_us) or known
     report = explained(snap, number, known, capacity=limit, event=event, request=request)
     return after_caveats(report, snap, device=number)
 
