@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ MIB = 1 << 20
 @pytest.fixture
 def small() -> Iterator[None]:
     """A device of which this process may have 1 GiB more than it has."""
+    # An exception that pytest caught and its frames hold each other.
+    gc.collect()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 1024 * MIB) / total)
