@@ -6,10 +6,10 @@ Exceptions are `NeutracerError`s, and also subclasses of the matching built-in c
 
 Example:
     >>> try:
-    ...     raise SnapshotError("not a pickle", 0)
+    ...     raise SnapshotError("not a pickle", 12)
     ... except ValueError as error:
     ...     print(error)
-    not a pickle (at byte 0)
+    not a pickle (at byte 12)
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class SnapshotError(NeutracerError, ValueError):
         self.offset = offset
 
     def __str__(self) -> str:
-        if self.offset is None:
+        # At its first byte, the whole input is meant.
+        if not self.offset:
             return self.reason
         return f"{self.reason} (at byte {self.offset:,})"
 

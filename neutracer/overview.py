@@ -594,15 +594,16 @@ def failure_findings(
         known = _described(snap, timeline, events) or set(events)
         event = max(known, key=lambda number: (sizes[number], number))
         times = f", {format_count(len(events))} times from one place" if len(events) > 1 else ""
-        message = f"out of memory: requested {format_bytes(sizes[event])}{times}"
         why = _explained(snap, timeline, event)
         main = None if why is None else why.main
         billed = billed if why is None else (why.bill, event)
-        notes: tuple[Note, ...] = (Note("asked for by", place),)
+        asked = f"{format_bytes(sizes[event])} requested"
+        message = f"out of memory: {asked if main is None else main.message}{times}"
+        notes: tuple[Note, ...] = (Note(f"{asked} by", place),)
         advice: tuple[Note, ...] = ()
         if main is not None:
             kinds.add(main.kind)
-            notes += (Note(f"Why: {main.message}."), *main.evidence)
+            notes += main.evidence
             advice = main.advice
         if file and main is not None:
             more = f"neutracer explain {shlex.quote(file)}"

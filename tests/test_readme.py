@@ -61,7 +61,8 @@ def test_readme_shows_what_is_printed(shown: dict[str, str], tmp_path: Path) -> 
             pytest.importorskip("torch")
         (tmp_path / "train.py").write_text(shown["code"], encoding="utf-8")
         arguments = [str(tmp_path / "train.py")]
-    environment = {key: value for key, value in os.environ.items() if key != "FORCE_COLOR"}
+    removed = ("COLUMNS", "FORCE_COLOR")
+    environment = {key: value for key, value in os.environ.items() if key not in removed}
     environment |= {"PYTHONIOENCODING": "utf-8", "PYTHONPATH": os.pathsep.join(sys.path)}
     # Not in the checkout, whose modules would stand in for what is installed.
     (tmp_path / "tests").symlink_to(ROOT / "tests")

@@ -13,7 +13,7 @@ from neutracer.cli.parts import (
     FAILED,
     add_command,
     add_fail_on,
-    add_json,
+    add_format,
     add_program,
     complain,
     complain_of,
@@ -21,6 +21,7 @@ from neutracer.cli.parts import (
     fails,
     print_last_report,
     program_of,
+    write_reports,
 )
 from neutracer.errors import NeutracerError, TensorCycleWarning, missing
 from neutracer.heap.tensor_cycles import cycle_run
@@ -55,12 +56,12 @@ def add_cycles(commands: Any, summary: str) -> None:
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
     parser.add_argument("--device", help="count tensors on this device: cpu, cuda, cuda:1, all")
     parser.add_argument("--min-bytes", metavar="SIZE", default="0", help="ignore smaller cycles")
-    add_json(parser)
+    add_format(parser)
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
-        help="write the graphs as an offline page, like c-{rank}.html",
+        help="write the graphs as a page, like c-{rank}.html, or the summary as .md or .json",
     )
     add_fail_on(
         parser,
@@ -91,10 +92,13 @@ def _cycles(options: argparse.Namespace) -> int:
         return complain_of(command[0], error)
     except (NeutracerError, ValueError) as error:
         return complain(str(error))
-    print_last_report(report, options.json)
+    print_last_report(report, options)
     try:
         if options.output is not None:
-            report.graph.to_html(filled_in(options.output))
+            page = filled_in(options.output)
+            if page.endswith((".md", ".json")):
+                return code or (0 if write_reports(page, [report]) else FAILED)
+            report.graph.to_html(page)
     except (NeutracerError, OSError, MemoryError) as error:
         complain_of(options.output, error)
         return code or FAILED

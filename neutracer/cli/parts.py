@@ -91,8 +91,31 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=int, metavar="N", help="the device, if there are several")
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="JSON with a versioned schema")
+#: Formats of printed reports.
+FORMATS = ("text", "markdown", "json")
+
+# Endings of the files that -o writes in a format; any other is text.
+_ENDINGS = {".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Add the options for how a report is shown: `--format`, `--json`, `--brief`, `--full`."""
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="text (default), markdown for a chat or pull request, or json",
+    )
+    how.add_argument(
+        "--json",
+        dest="format",
+        action="store_const",
+        const="json",
+        help="JSON with a versioned schema",
+    )
+    much = parser.add_mutually_exclusive_group()
+    much.add_argument("--brief", action="store_true", help="only the answer, in five lines")
+    much.add_argument("--full", action="store_true", help="all evidence and all tables")
 
 
 def add_fail_on(parser: argparse.ArgumentParser, text: str, verdicts: Sequence[str] = ()) -> None:
@@ -218,11 +241,18 @@ def window_of(options: argparse.Namespace) -> dict[str, Any]:
     return {**part, "host": options.host}
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add `--json` and `--output`, which `give` follows."""
-    add_json(parser)
+def add_output(parser: argparse.ArgumentParser, others: str = "") -> None:
+    """Add `add_format`'s options and `--output`, which `give` follows.
+
+    Args:
+        others: Formats that only this command has.
+    """
+    add_format(parser)
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="write to a file instead of printing"
+        "-o",
+        "--output",
+        metavar="FILE",
+        help=f"write to a file instead of printing: {others}.html, .md, .json, else text",
     )
 
 
@@ -258,11 +288,26 @@ def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
 
     end_progress()
     if options.output is None:
-        _put(reports, options.json, sys.stdout)
+        _put(reports, options, sys.stdout)
         return 0
+    return 0 if write_reports(options.output, reports, options) else FAILED
+
+
+def write_reports(
+    path: str, reports: Sequence[Report], options: argparse.Namespace | None = None
+) -> bool:
+    """Write reports to a file in the format of its ending, else in that of `options`, in full."""
+    form = _ENDINGS.get(os.path.splitext(path)[1].lower())
     page = io.StringIO()
-    _put(reports, options.json, page)
-    return 0 if written(options.output, page.getvalue()) else FAILED
+    if form == "html":
+        from neutracer.render.html import render_page
+
+        page.write("".join(render_page(one.document(), one.picture()) for one in reports))
+    else:
+        form = form or (options and options.format) or "text"
+        brief = options is not None and options.brief
+        _put(reports, argparse.Namespace(format=form, brief=brief, full=not brief), page)
+    return written(path, page.getvalue())
 
 
 def say_written(path: str) -> None:
@@ -274,18 +319,26 @@ def say_written(path: str) -> None:
     write(f"{clean(path)}\n", sys.stdout)
 
 
-def _put(reports: Sequence[Report], as_json: bool, out: TextIO) -> None:
+def _put(reports: Sequence[Report], options: argparse.Namespace, out: TextIO) -> None:
+    """Write reports to a stream as the options of `add_format` say."""
+    from neutracer.render.markdown import render_markdown
     from neutracer.render.report import dump
-    from neutracer.render.text import show
+    from neutracer.render.text import brief_lines, show, show_lines, terminal_width, write
 
-    if as_json:
+    if options.format == "json":
         several = {"schema": "neutracer.reports/1", "reports": tuple(reports)}
         dump(reports[0] if len(reports) == 1 else several, out)
         return
     for number, report in enumerate(reports):
+        page = report.document() if options.full else report.document().in_short()
         if number:
             out.write("\n")
-        show(report.document(), out)
+        if options.format == "markdown":
+            write(render_markdown(page, brief=options.brief) + "\n", out)
+        elif options.brief:
+            show_lines(brief_lines(page, terminal_width(out)), out)
+        else:
+            show(page, out)
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
@@ -416,23 +469,19 @@ def without_history_warning() -> Iterator[None]:
         yield
 
 
-def print_report(report: Report, as_json: bool, page: TextIO) -> None:
+def print_report(report: Report, options: argparse.Namespace, page: TextIO) -> None:
     """Print a report as JSON on standard output, or as text on `page`, unless it is closed."""
-    from neutracer.render.report import dump
-    from neutracer.render.text import show
-
-    if getattr(sys.stdout if as_json else page, "closed", False):
+    out = sys.stdout if options.format == "json" else page
+    if getattr(out, "closed", False):
         complain("cannot print the report: the program closed its stream")
-    elif as_json:
-        dump(report, sys.stdout)
     else:
-        show(report.document(), page)
+        _put([report], options, out)
 
 
-def print_last_report(report: Report, as_json: bool) -> None:
+def print_last_report(report: Report, options: argparse.Namespace) -> None:
     """Print the report on a program that has ended, whose exit code a closed stream leaves."""
     try:
-        print_report(report, as_json, sys.stderr)
+        print_report(report, options, sys.stderr)
         if not getattr(sys.stdout, "closed", False):
             sys.stdout.flush()
     except Exception as error:

@@ -4,30 +4,24 @@
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import sys
 from typing import Any
 
 from neutracer.cli.parts import (
-    FAILED,
     add_command,
     add_fail_on,
-    add_json,
+    add_output,
     check_written,
     complain,
     complain_of,
     fails,
-    print_report,
-    written,
+    give,
 )
 from neutracer.errors import NeutracerError
 from neutracer.rank.reduce import listed
 from neutracer.rank.report import RanksReport, ranks_of
 from neutracer.rank.watch import stored_ranks
-from neutracer.render.html import render_page
-from neutracer.render.report import dump
-from neutracer.render.text import show
 
 _EXAMPLE = """example:
   neutracer ranks neutracer-run                  # the folder with the files of all ranks
@@ -54,13 +48,7 @@ def add_ranks(commands: Any, summary: str) -> None:
         help="the store in which a running job's ranks publish digests "
         "(neutracer.watch_ranks): MASTER_ADDR and MASTER_PORT of the job",
     )
-    add_json(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="write to a file instead of printing: a page (.html) or picture (.png, .svg, .pdf)",
-    )
+    add_output(parser, "a picture (.png, .svg, .pdf), ")
     add_fail_on(parser, "exit with 1 for a finding of at least info, moderate, serious or severe")
 
 
@@ -100,11 +88,7 @@ def _progress() -> Any:
 
 def _show(report: RanksReport, options: argparse.Namespace) -> int:
     output: str | None = options.output
-    if output is None:
-        print_report(report, options.json, sys.stdout)
-        return 0
-    ending = os.path.splitext(output)[1].lower()
-    if ending in (".png", ".svg", ".pdf"):
+    if output is not None and os.path.splitext(output)[1].lower() in (".png", ".svg", ".pdf"):
         from neutracer.rank.plot import plot_ranks
 
         try:
@@ -112,11 +96,4 @@ def _show(report: RanksReport, options: argparse.Namespace) -> int:
         except (NeutracerError, OSError, ValueError) as error:
             return complain_of(output, error)
         return 0
-    text = io.StringIO()
-    if ending in (".html", ".htm"):
-        text.write(render_page(report.document(), report.picture()))
-    elif options.json or ending == ".json":
-        dump(report, text)
-    else:
-        show(report.document(), text, max_lines=None)
-    return 0 if written(output, text.getvalue()) else FAILED
+    return give([report], options)

@@ -9,7 +9,7 @@ from typing import Any
 
 from neutracer.cli.parts import (
     add_command,
-    add_json,
+    add_format,
     add_program,
     complain,
     complain_of,
@@ -71,7 +71,7 @@ def add_rehearse(commands: Any, summary: str) -> None:
         default="rehearsed.pickle",
         help="the snapshot to write (default: rehearsed.pickle)",
     )
-    add_json(parser)
+    add_format(parser)
     add_program(parser)
 
 
@@ -106,7 +106,7 @@ def _finish(snap: Snapshot, options: argparse.Namespace, failure: str) -> int:
         except (NeutracerError, OSError, ValueError) as error:
             return complain_of(options.output, error)
         report = overview(snap, options.output)
-        print_report(report, options.json, sys.stdout)
+        print_report(report, options, sys.stdout)
     if failure:
         kept = f"; the part rehearsed so far is in {options.output}" if len(snap.events) else ""
         return complain(f"{failure}{kept}")

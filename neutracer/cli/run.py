@@ -10,7 +10,7 @@ from typing import Any
 
 from neutracer.cli.parts import (
     add_command,
-    add_json,
+    add_format,
     add_program,
     add_recording,
     complain,
@@ -100,7 +100,7 @@ def add_run(commands: Any, summary: str) -> None:
             "files: `neutracer ranks DIR` reads them as one"
         ),
     )
-    add_json(parser)
+    add_format(parser)
     add_program(parser)
 
 
@@ -130,7 +130,7 @@ def _run(options: argparse.Namespace) -> int:
         return complain_of(command[0], error)
     except (NeutracerError, ValueError) as error:
         return complain(str(error))
-    print_last_report(report, options.json)
+    print_last_report(report, options)
     if report.signal is not None:
         end_by(-report.signal)
     return report.exit_code
@@ -175,7 +175,7 @@ def add_attach(commands: Any, summary: str) -> None:
             f"(default: {DEFAULT_WAIT_S:g})"
         ),
     )
-    add_json(parser)
+    add_format(parser)
 
 
 def _number(text: str) -> int:
@@ -209,5 +209,5 @@ def _attach(options: argparse.Namespace) -> int:
         return complain_of(f"process {options.pid}", error)
     except (NeutracerError, ValueError) as error:
         return complain(str(error))
-    print_report(report, options.json, sys.stdout)
+    print_report(report, options, sys.stdout)
     return 0

@@ -21,9 +21,9 @@ from neutracer.cli.parts import (
     FAILED,
     HelpPage,
     add_command,
-    add_json,
+    add_output,
     complain,
-    print_report,
+    give,
     written,
 )
 from neutracer.errors import NeutracerError, UnavailableError, missing, pip_install
@@ -263,7 +263,7 @@ def add_setup(commands: Any, summary: str) -> None:
         "example:\n  neutracer setup env",
         _env,
     )
-    add_json(env)
+    add_output(env)
     _add_hooks(parts)
     _add_kernels(parts)
     completion = add_command(
@@ -307,8 +307,7 @@ def _add_kernels(parts: Any) -> None:
 
 
 def _env(options: argparse.Namespace) -> int:
-    print_report(environment(neutracer.__version__), options.json, sys.stdout)
-    return 0
+    return give([environment(neutracer.__version__)], options)
 
 
 def _build_hooks(options: argparse.Namespace) -> int:

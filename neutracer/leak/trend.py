@@ -159,7 +159,8 @@ def _how_sure(seen: Observed, trend: Trend) -> Note:
         rise = format_bytes(round(trend.tooth_slope))
         return Note(f"Seen in {steps}{set_aside}; between two falls it rises by {rise} per {unit}.")
     low, high = (format_bytes(round(end)) for end in trend.interval)
-    return Note(f"Seen in {steps}{set_aside}: 95 % interval {low} to {high}{chance}.")
+    span = f": 95 % interval {low} to {high}" if low != high else ""
+    return Note(f"Seen in {steps}{set_aside}{span}{chance}.")
 
 
 def _who(survivors: Survivors) -> list[Note]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import enum
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
 
 from neutracer import units
 
@@ -147,24 +149,25 @@ Cell = str | Figure | Place
 class Note:
     """One sentence below a finding: a piece of evidence, or a piece of advice.
 
-    The text flows over as many lines as it needs; the place or the detail is then in
-    an aligned column at its right.
-
     Attributes:
-        text: The sentence: "and took a segment of its own:".
-        place: Where in the program, or None.
-        detail: A short text for the right column, where there is no place to show: what the
-            advice would change, and how that is known. A `Copyable` one ends the sentence.
+        text: The sentence, or its beginning.
+        place: Where in the program, which ends the sentence, or None.
+        detail: What ends the sentence where there is no place: what the advice would change, and
+            how that is known. A `Copyable` one is a command or a setting.
     """
 
     text: str
     place: Place | None = None
     detail: str = ""
 
+    @property
+    def opening(self) -> str:
+        """The text up to the place or the detail, which a colon introduces."""
+        return f"{self.text}:" if self.detail and not self.text.endswith(":") else self.text
+
     def __str__(self) -> str:
-        aside = str(self.place) if self.place else self.detail
-        colon = ":" if isinstance(self.detail, Copyable) else ""
-        return f"{self.text}{colon} {aside}" if aside else self.text
+        ending = str(self.place) if self.place else self.detail
+        return f"{self.opening} {ending}" if ending else self.text
 
 
 @dataclass(frozen=True)
@@ -175,13 +178,26 @@ class Entry:
         severity: Its word is in the left column.
         headline: The finding in one line, with its bytes.
         when: The text at the right edge of that line: "event 2,048"; may be empty.
-        notes: Evidence first, then who, then what to do.
+        notes: The evidence.
+        advice: What to do.
     """
 
     severity: Severity
     headline: str
     when: str = ""
     notes: tuple[Note, ...] = ()
+    advice: tuple[Note, ...] = ()
+
+    def in_short(self) -> Entry:
+        """The headline, the line of code and what to do, in a sentence each."""
+        located = [note for note in self.notes if note.place is not None]
+        return replace(self, notes=tuple((located or self.notes)[:1]), advice=self.advice[:1])
+
+    def answer_first(self) -> Entry:
+        """The same with the sentences of `in_short` before the rest of the evidence."""
+        short = self.in_short()
+        rest = [note for note in self.notes if not any(note is one for one in short.notes)]
+        return replace(short, notes=(*short.notes, *short.advice, *rest), advice=self.advice[1:])
 
 
 @dataclass(frozen=True)
@@ -204,12 +220,14 @@ class Table:
         rows: Cells, row by row; each row has the same number of them. A cell that does
             not apply is "".
         notes: Lines below the rows.
+        is_detail: Only full pages show it.
     """
 
     title: str
     rows: tuple[tuple[Cell, ...], ...]
     columns: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    is_detail: bool = False
 
     def __post_init__(self) -> None:
         widths = {len(row) for row in self.rows} | ({len(self.columns)} - {0})
@@ -251,12 +269,82 @@ class Document:
         facts: What else fits on its line: what kind of file, how long, how complete.
         blocks: What is below, from the top down.
         more: The command that shows the rest; a renderer that has to cut names it.
+        healthy: "nothing wrong found", and what was looked at. It is the answer of a page whose
+            findings are at most info.
     """
 
     title: str
     facts: tuple[str, ...] = ()
     blocks: tuple[Block, ...] = ()
     more: str = ""
+    healthy: str = ""
+
+    @property
+    def answer(self) -> Entry | None:
+        """The worst finding of the page, the first of equals; None: a healthy page, or none."""
+        found = (block.entries for block in self.blocks if isinstance(block, Findings))
+        worst = max(chain(*found), key=lambda entry: entry.severity.rank, default=None)
+        is_fine = worst is None or worst.severity is Severity.INFO
+        return None if self.healthy and is_fine else worst
+
+    def arranged(self, *, brief: bool = False) -> tuple[Block | None, Document]:
+        """The answer as a block, and the page without it; equal headlines in a row are one.
+
+        Args:
+            brief: The answer has three sentences at most.
+        """
+        joined = replace(self, blocks=tuple(_joined(block) for block in self.blocks))
+        answer = joined.answer
+        if answer is None:
+            return (Paragraph(self.healthy) if self.healthy else None), joined
+        blocks: list[Block] = []
+        for block in joined.blocks:
+            if isinstance(block, Findings):
+                block = Findings(tuple(one for one in block.entries if one is not answer))
+            if not isinstance(block, Findings) or block.entries:
+                blocks.append(block)
+        shown = replace(answer.in_short(), when="") if brief else answer.answer_first()
+        return Findings((shown,)), replace(self, blocks=tuple(blocks))
+
+    def in_short(self) -> Document:
+        """The page with the answer whole, other findings in three sentences, and no details."""
+        answer = self.answer
+        blocks: list[Block] = []
+        for block in self.blocks:
+            if isinstance(block, Findings):
+                short = (one if one is answer else one.in_short() for one in block.entries)
+                block = Findings(tuple(short))
+            if not isinstance(block, Table) or not block.is_detail:
+                blocks.append(block)
+        return replace(self, blocks=tuple(blocks))
+
+
+def _joined(block: Block) -> Block:
+    return Findings(merged(block.entries)) if isinstance(block, Findings) else block
+
+
+def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Entries, with neighbours of one headline as one that has the notes of all.
+
+    Example:
+        >>> one = Entry(Severity.INFO, "a leak", "event 1", (Note("here"),))
+        >>> [len(entry.notes) for entry in merged((one, replace(one, notes=(Note("there"),))))]
+        [2]
+    """
+    return tuple(
+        _as_one(list(same))
+        for _, same in groupby(entries, key=lambda entry: (entry.severity, entry.headline))
+    )
+
+
+def _as_one(entries: list[Entry]) -> Entry:
+    first = entries[0]
+    if len(entries) == 1:
+        return first
+    when = ", ".join(dict.fromkeys(entry.when for entry in entries if entry.when))
+    notes = dict.fromkeys(chain.from_iterable(entry.notes for entry in entries))
+    advice = dict.fromkeys(chain.from_iterable(entry.advice for entry in entries))
+    return Entry(first.severity, first.headline, when, tuple(notes), tuple(advice))
 
 
 # ---- Escape ------------------------------------------------------------------------------

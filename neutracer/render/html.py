@@ -175,9 +175,11 @@ def _text(text: str) -> str:
 
 
 def _body(document: Document, picture: str = "") -> str:
-    facts = " · ".join(_text(fact) for fact in document.facts)
-    head = f'<h2>{_text(document.title)}</h2><span class="nt-muted">{facts}</span>'
-    return head + picture + "".join(_block(block) for block in document.blocks)
+    answer, page = document.arranged()
+    facts = " · ".join(_text(fact) for fact in page.facts)
+    head = f'<h2>{_text(page.title)}</h2><span class="nt-muted">{facts}</span>'
+    first = "" if answer is None else _block(answer)
+    return head + first + picture + "".join(_block(block) for block in page.blocks)
 
 
 def _block(block: Block) -> str:
@@ -202,19 +204,14 @@ def _entry(entry: Entry) -> str:
     return (
         f'<article class="nt-{severity}"><p><span class="nt-word">{severity}</span>'
         f"<strong>{_text(entry.headline)}</strong>{when}</p>"
-        + "".join(_note(note) for note in entry.notes)
+        + "".join(_note(note) for note in entry.notes + entry.advice)
         + "</article>"
     )
 
 
 def _note(note: Note) -> str:
-    if note.place:
-        return f"<p>{_text(note.text)} {_place(note.place)}</p>"
-    if isinstance(note.detail, Copyable):
-        return f"<p>{_text(note.text)}: {_cell_text(note.detail)}</p>"
-    # Without a column of its own the detail goes on with the sentence.
-    colon = "" if not note.detail or note.text.endswith(":") else ":"
-    return f"<p>{_text(note.text)}{colon} {_text(note.detail)}".rstrip() + "</p>"
+    ending = _place(note.place) if note.place else _cell_text(note.detail)
+    return f"<p>{_text(note.opening)} {ending}".rstrip() + "</p>"
 
 
 def _place(place: Place) -> str:
@@ -298,6 +295,9 @@ def _cut(block: Block, most: int) -> Block:
         return replace(block, pairs=block.pairs[:most])
     if isinstance(block, Findings):
         return Findings(
-            tuple(replace(entry, notes=entry.notes[:most]) for entry in block.entries[:most])
+            tuple(
+                replace(entry, notes=entry.notes[:most], advice=entry.advice[:most])
+                for entry in block.entries[:most]
+            )
         )
     return block

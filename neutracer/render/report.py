@@ -328,7 +328,7 @@ class Finding(PlainRow):
     def entry(self) -> Entry:
         """The finding as a page shows it."""
         when = "" if self.event is None else format_event(self.event)
-        return Entry(self.severity, self.message, when, self.evidence + self.advice)
+        return Entry(self.severity, self.message, when, self.evidence, self.advice)
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:

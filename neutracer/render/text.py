@@ -6,13 +6,12 @@ Widths are in terminal cells. Colour is added only on a terminal (`Console`), ne
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, TextIO
 
 from neutracer.render.document import (
@@ -42,75 +41,58 @@ from neutracer.units import format_bytes, format_count
 
 # ---- Columns -----------------------------------------------------------------------------
 
-# Figures are aligned at the decimal point; a place takes two columns, function and location; only
-# a last column of plain text wraps. Copyable text is never cut: without room for it, it goes on
-# lines of its own.
+# Figures are aligned at the decimal point; a place takes two columns, function and location. Text
+# wraps in its column. A place or a copyable text in the last column has a line of its own below
+# the row where it would have to be cut, so that a wider page never shows less than a narrower one.
 
 GAP = 3
 
-# Two columns of figures with headings stand further apart, as their headings do.
+# Two columns of figures with headings stand further apart, as their headings do, and all columns
+# closer where the row has no room otherwise.
 _HEADED_GAP = 4
+_CLOSE_GAP = 2
 
-# What a text and a place may take of a row where more columns follow, and the least that
-# the last column gets.
+# The most columns of a text and a place where more columns follow, and the least of a text.
 _MOST_TEXT = 40
 _MOST_PLACE = 56
 _LEAST_FLOW = 16
 _LEAST_NAME = 8
 
-# The column at which a last column without room begins, on lines of its own.
+# The column at which a last cell without room begins, on lines of its own.
 _HUNG = 2 * GAP
 
 
-def place_text(place: Place, function_width: int, width: int) -> str:
-    """Function and location in `width` columns, the location after `function_width`."""
-    if not place.location:
-        return shorten_right(clean(place.function), max(width, _LEAST_NAME))
-    function = pad(shorten_right(clean(place.function), function_width), function_width)
-    room = max(width - function_width - GAP, _LEAST_FLOW)
-    location = clean(place.location)
-    if display_width(location) > room:
-        # Where it was called from says less than the line itself.
-        location = shorten_left(clean(replace(place, caller="").location), room)
-    return f"{function}{' ' * GAP}{location}" if function_width else location
+def _place_text(place: Place, names: int = 0) -> str:
+    """Function and location, the location after `names` columns."""
+    function, location = clean(place.function), clean(place.location)
+    if not (location and (function or names)):
+        return function or location
+    return f"{pad(function, names)}{' ' * GAP}{location}"
 
 
-def location_width(places: Sequence[Place]) -> int:
-    """The columns of the longest location without the line that it was called from."""
-    plain = (replace(place, caller="").location for place in places)
-    return max((display_width(clean(location)) for location in plain), default=0)
-
-
-def function_width(places: Sequence[Place], width: int) -> int:
-    """The columns for the functions of some places in `width`; locations are cut only if the
-    functions would have less than `_LEAST_NAME`."""
-    named = [place for place in places if place.location]
-    names = max((display_width(clean(place.function)) for place in named), default=0)
-    files = max((display_width(clean(place.location)) for place in named), default=0)
-    names = min(names, max(width - GAP - files, (width - GAP) // 2))
-    return min(names, max(width - GAP - location_width(named), _LEAST_NAME))
-
-
-def _least_width(places: Sequence[Place]) -> int:
-    """The columns that some places need with their functions' names cut and their files not."""
-    bare = [display_width(clean(place.function)) for place in places if not place.location]
-    located = [place for place in places if place.location]
-    return max([*bare, _LEAST_NAME + GAP + location_width(located) if located else 0])
+def _cut_place(place: Place, width: int) -> str:
+    """Function and location in `width` columns; the line itself says more than its caller."""
+    text = _place_text(place)
+    if display_width(text) <= width or not place.location:
+        return shorten_right(text, width)
+    function, location = clean(place.function), clean(replace(place, caller="").location)
+    room = max(width - GAP - display_width(location), _LEAST_NAME)
+    function = shorten_right(function, room)
+    gap = " " * GAP if function else ""
+    return f"{function}{gap}{shorten_left(location, width - display_width(function + gap))}"
 
 
 class _Column:
-    """One column's cells as texts; `inset` is the indent of its heading above the widest figure."""
+    """One column's cells; `inset` is the indent of its heading above the widest figure."""
 
     def __init__(self, cells: Sequence[Cell], heading: str) -> None:
         self.cells = cells
         self.heading = sentence(heading, _MOST_TEXT)
         self.is_figures = any(isinstance(cell, Figure) for cell in cells)
-        copied = (display_width(clean(cell)) for cell in cells if isinstance(cell, Copyable))
-        places = [cell for cell in cells if isinstance(cell, Place)]
-        self.whole_width = max([*copied, _least_width(places)])
-        self.texts = _figure_texts(cells) if self.is_figures else []
+        self.texts = _figure_texts(cells) if self.is_figures else [_cell_text(c) for c in cells]
         self.width = max(map(display_width, [*self.texts, self.heading]), default=0)
         self.inset = 0
+        self._names = 0
 
     def widen(self, width: int) -> None:
         """Give figures `width` columns; they are at the right of them."""
@@ -118,22 +100,52 @@ class _Column:
         self.width = width
         self.texts = [" " * (width - display_width(text)) + text for text in self.texts]
 
-    def fit(self, room: int, *, flows: bool) -> None:
-        """Lay out what is not figures, in at most `room` columns."""
-        if self.is_figures:
-            return
-        self.texts = []
-        places = [cell for cell in self.cells if isinstance(cell, Place)]
-        place_room = room if flows else min(room, _MOST_PLACE)
-        names = function_width(places, place_room)
-        for cell in self.cells:
-            if isinstance(cell, Place):
-                self.texts.append(place_text(cell, names, place_room))
-            elif isinstance(cell, Copyable):
-                self.texts.append(clean(cell))
-            else:
-                self.texts.append(sentence(str(cell), None if flows else min(room, _MOST_TEXT)))
-        self.width = max(map(display_width, [*self.texts, self.heading]), default=0)
+    def narrow(self, room: int) -> None:
+        """Lay out a column that others follow in `room` columns."""
+        if not self.is_figures:
+            places = any(isinstance(cell, Place) for cell in self.cells)
+            self.width = min(
+                self.width, max(room, _LEAST_FLOW), _MOST_PLACE if places else _MOST_TEXT
+            )
+
+    def align(self, room: int) -> None:
+        """Put the locations of the last column, as far as they have room, below each other."""
+        places = [cell for cell in self.cells if isinstance(cell, Place) and cell.location]
+        sizes = [
+            (display_width(clean(p.function)), display_width(clean(p.location))) for p in places
+        ]
+        fitting = [name for name, location in sizes if name + GAP + location <= room]
+        self._names = max(fitting, default=0)
+
+    def lines(self, row: int, room: int) -> list[str]:
+        """A cell that wraps or is cut, in `room` columns."""
+        cell, text = self.cells[row], self.texts[row]
+        if self.is_figures or display_width(text) <= room:
+            return [text]
+        return [_cut_place(cell, room)] if isinstance(cell, Place) else wrap(text, room)
+
+    def last_lines(self, row: int, room: int, width: int) -> tuple[list[str], list[str]]:
+        """A cell of the last column in `room` columns: beside its row, and below it."""
+        cell, text = self.cells[row], self.texts[row]
+        if isinstance(cell, Place):
+            aligned = _place_text(cell, self._names) if cell.location else text
+            text = aligned if display_width(aligned) <= room else text
+        if display_width(text) <= room or self.is_figures:
+            return [text], []
+        below = max(width - _HUNG, _LEAST_FLOW)
+        if isinstance(cell, Copyable):
+            return [""], [Copyable(" " * _HUNG + text)]
+        if isinstance(cell, Place):
+            return [""], [" " * _HUNG + _cut_place(cell, below)]
+        if room < _LEAST_FLOW:
+            return [""], [" " * _HUNG + line for line in wrap(text, below)]
+        return wrap(text, room), []
+
+
+def _cell_text(cell: Cell) -> str:
+    if isinstance(cell, Place):
+        return _place_text(cell)
+    return clean(cell) if isinstance(cell, Copyable) else sentence(str(cell))
 
 
 def _figure_texts(cells: Sequence[Cell]) -> list[str]:
@@ -171,70 +183,61 @@ def table_lines(
         _Column([row[index] for row in rows], headings[index] if headings else "")
         for index in range(count)
     ]
-    if headings:
-        widest = max((c.width for c in columns if c.is_figures), default=0)
-        for column in columns:
-            if column.is_figures:
-                column.widen(widest)
     if columns and not columns[-1].heading and not any(columns[-1].cells):
         columns.pop()
     begins = _place_columns(columns, headed=bool(headings), width=width)
-    hangs = len(columns) > 1 and begins[-1] + columns[-1].whole_width > width
-    hung = columns.pop() if hangs else None
-    if hung is not None:
-        begins = _place_columns(columns, headed=bool(headings), width=width)
-        hung.fit(max(width - _HUNG, _LEAST_FLOW), flows=True)
     heads = [
         (begin + column.inset, column.heading)
         for begin, column in zip(begins, columns, strict=True)
         if column.heading
     ]
-    lines = []
-    for row in range(len(rows)):
-        lines += _row_lines(columns, begins, row, width)
-        lines += _hung_lines(hung, row, width) if hung is not None else []
+    lines = [line for row in range(len(rows)) for line in _row_lines(columns, begins, row, width)]
     return heads, lines
 
 
 def _place_columns(columns: Sequence[_Column], *, headed: bool, width: int) -> list[int]:
-    begins = []
+    """The first column of each; figures under headings are equally wide where there is room."""
+    *others, last = columns or [_Column((), "")]
+    gaps = [_HEADED_GAP if headed and column.is_figures else GAP for column in columns]
+    widest = max((column.width for column in columns if column.is_figures), default=0)
+    wide = [widest if headed and one.is_figures else min(one.width, _MOST_PLACE) for one in others]
+    least = last.width if last.is_figures else max(_LEAST_FLOW, display_width(last.heading))
     begin = 2 if headed else GAP
+    if begin + sum(wide) + sum(gaps[1:]) + least > width:
+        gaps = [_CLOSE_GAP] * len(columns)
+    elif headed:
+        for column in columns:
+            if column.is_figures:
+                column.widen(widest)
+    fixed = begin + sum(gaps[1:]) + least + sum(one.width for one in others if one.is_figures)
+    begins = []
     for index, column in enumerate(columns):
-        if index:
-            begin += _HEADED_GAP if headed and column.is_figures else GAP
-        later = sum(_HEADED_GAP + more.width for more in columns[index + 1 :] if more.is_figures)
-        column.fit(max(width - begin - later, _LEAST_FLOW), flows=index == len(columns) - 1)
+        begin += gaps[index] if index else 0
         begins.append(begin)
+        if column is not last:
+            column.narrow(width - fixed)
+            fixed += 0 if column.is_figures else column.width
         begin += column.width
+    if columns:
+        last.align(width - begins[-1])
     return begins
-
-
-def _hung_lines(column: _Column, row: int, width: int) -> list[str]:
-    """The cell of a last column without room, below its row."""
-    indent, text = " " * _HUNG, column.texts[row]
-    if not text:
-        return []
-    if isinstance(column.cells[row], Copyable):
-        return [Copyable(indent + text)]
-    if isinstance(column.cells[row], Place):
-        return [indent + text]
-    return [indent + line for line in wrap(text, max(width - len(indent), _LEAST_FLOW)) if line]
 
 
 def _row_lines(
     columns: Sequence[_Column], begins: Sequence[int], row: int, width: int
 ) -> list[str]:
-    """The lines of one row: one, or more where the text of its last column flows."""
-    line = ""
-    for column, begin in zip(columns[:-1], begins[:-1], strict=True):
-        line = pad(line, begin) + column.texts[row]
-    begin = begins[-1]
-    last = columns[-1].texts[row]
-    if isinstance(columns[-1].cells[row], Copyable):
-        return [Copyable(pad(line, begin) + last) if last else line]
-    flowing = isinstance(columns[-1].cells[row], str) and not columns[-1].is_figures
-    texts = wrap(last, max(width - begin, _LEAST_FLOW)) if flowing else [last]
-    return [(pad(line, begin) + texts[0]).rstrip(), *(" " * begin + more for more in texts[1:])]
+    """The lines of one row: one, or more where a text flows or has no room beside the others."""
+    cells = [column.lines(row, column.width) for column in columns[:-1]]
+    last, below = columns[-1].last_lines(row, width - begins[-1], width)
+    lines = []
+    for number in range(max(map(len, [*cells, last]))):
+        line = ""
+        for texts, begin in zip([*cells, last], begins, strict=True):
+            if number < len(texts) and texts[number]:
+                line = pad(line, begin) + texts[number]
+        copied = not number and isinstance(columns[-1].cells[row], Copyable) and last[0]
+        lines.append(Copyable(line) if copied else line)
+    return [*lines, *below]
 
 
 # ---- Text --------------------------------------------------------------------------------
@@ -244,21 +247,14 @@ def _row_lines(
 
 WIDTH = 100
 
+# Of a pipe or a file, unless COLUMNS is set.
+_PIPED_WIDTH = 80
+
 # Narrower than this the columns would only be ellipses.
 _LEAST_WIDTH = 40
 
 # The left column: the longest severity, and a space.
 _SEVERITY_WIDTH = 9
-
-# Where the right column of notes begins, as a share of the notes' width, and the tab
-# stops to which a longer sentence pushes it.
-_ASIDE_SHARE = (52, 91)
-_ASIDE_STOP = 4
-
-# The least that is left of that column, and what a function's name gets where the location
-# beside it is long.
-_LEAST_ASIDE = 4
-_SHORT_NAME = 16
 
 
 class Span(NamedTuple):
@@ -294,19 +290,42 @@ def render_text(document: Document, width: int = WIDTH, max_lines: int | None = 
 def layout(document: Document, width: int = WIDTH, max_lines: int | None = None) -> list[Line]:
     """Lay a document out as lines of spans; the arguments are those of `render_text`."""
     width = max(width, _LEAST_WIDTH)
-    lines = _title_lines(document, width)
+    answer, page = document.arranged()
+    parts = [] if answer is None else [_block_lines(answer, width)]
+    parts.append(_title_lines(page, width))
     previous: Block | None = None
-    for block in document.blocks:
-        if lines and not isinstance(previous, Heading):
-            lines.append(())
-        lines += _block_lines(block, width)
+    for block in page.blocks:
+        shown = _block_lines(block, width)
+        if isinstance(previous, Heading):
+            parts[-1] += shown
+        else:
+            parts.append(shown)
         previous = block
+    lines = list(chain.from_iterable(((), *part) for part in parts if part))[1:]
     lines = [_cut(line, width) for line in lines]
     if max_lines is not None and len(lines) > max_lines:
         missing = format_count(len(lines) - max_lines + 1, "more line")
         rest = f": {sentence(document.more)}" if document.more else ""
         lines[max_lines - 1 :] = [_cut((Span(f"… {missing}{rest}", "muted"),), width)]
     return lines
+
+
+# The answer takes this many lines.
+_BRIEF_LINES = 5
+
+
+def brief_lines(document: Document, width: int = WIDTH) -> list[Line]:
+    """The answer of a page in at most five lines: verdict, line of code, what to do, title.
+
+    A page without an answer begins with its title.
+    """
+    answer, page = document.arranged(brief=True)
+    lines = [] if answer is None else _block_lines(answer, width)
+    if not lines:
+        lines = [line for line in layout(page, width) if line]
+    elif len(lines) < _BRIEF_LINES:
+        lines += _title_lines(page, width)[:1]
+    return [_cut(line, width) for line in lines[:_BRIEF_LINES]]
 
 
 def _cut(line: Line, width: int) -> Line:
@@ -396,72 +415,69 @@ def _findings_lines(block: Findings, width: int) -> list[Line]:
         if lines:
             lines.append(())
         lines += _headline(entry, width)
-        lines += _notes_lines(entry.notes, width - _SEVERITY_WIDTH)
+        for note in entry.notes + entry.advice:
+            lines += _note_lines(note, width - _SEVERITY_WIDTH)
     return lines
 
 
 def _headline(entry: Entry, width: int) -> list[Line]:
-    """Severity, the finding, and its event at the right edge."""
-    word = Span(pad(entry.severity.value.upper(), _SEVERITY_WIDTH), entry.severity.value)
-    when = sentence(entry.when, width // 3)
+    """Severity and the finding, with its event after it or on the next line."""
     room = width - _SEVERITY_WIDTH
-    rows = wrap(sentence(entry.headline), room - (display_width(when) + GAP if when else 0))
-    first: Line = (word, Span(rows[0], "strong"))
-    if when:
-        first += (Span(" " * (room - display_width(rows[0]) - display_width(when))),)
-        first += (Span(when, "muted"),)
+    word = Span(pad(entry.severity.value.upper(), _SEVERITY_WIDTH), entry.severity.value)
     indent = Span(" " * _SEVERITY_WIDTH)
-    return [first, *((indent, Span(row, "strong")) for row in rows[1:])]
+    rows = wrap(sentence(entry.headline), room)
+    lines: list[Line] = [(word, Span(rows[0], "strong"))]
+    lines += [(indent, Span(row, "strong")) for row in rows[1:]]
+    for row in wrap(sentence(entry.when), room) if entry.when else ():
+        gap = Span(" " * GAP)
+        if sum(display_width(span.text) for span in (*lines[-1], gap)) + len(row) <= width:
+            lines[-1] += (gap, Span(row, "muted"))
+        else:
+            lines.append((indent, Span(row, "muted")))
+    return lines
 
 
-def _notes_lines(notes: tuple[Note, ...], width: int) -> list[Line]:
-    column = width * _ASIDE_SHARE[0] // _ASIDE_SHARE[1]
-    places = [note.place for note in notes if note.place and note.place.location]
-    if places:
-        # A long location moves the column of all to the left.
-        names = min(max(len(clean(place.function)) for place in places), _SHORT_NAME)
-        column = max(min(column, width - names - GAP - location_width(places)), _LEAST_ASIDE)
-    names = function_width(places, width - column)
-    rows = [row for note in notes for row in _note_rows(note, names, column, width)]
+def _note_lines(note: Note, width: int) -> list[Line]:
+    """The sentence; what is to be copied is never cut, and alone on its line for want of room."""
+    if isinstance(note.text, Copyable):
+        rows = _after_copied(clean(note.opening), _ending(note, width), width)
+    elif isinstance(note.detail, Copyable) and not note.place:
+        rows, copied = wrap(sentence(note.opening), width), clean(note.detail)
+        if display_width(f"{rows[-1]} {copied}") <= width:
+            rows[-1] += f" {copied}"
+        else:
+            rows.append(Copyable(f"  {copied}"))
+    else:
+        rows = wrap(f"{sentence(note.opening)} {_ending(note, width)}", width)
     indent = " " * _SEVERITY_WIDTH
+    # A place is broken nowhere: its spaces are those that a clean text can't have.
+    texts = [(indent + row).replace(_UNBROKEN, " ") for row in rows]
     return [
-        (Span(Copyable(indent + row) if isinstance(row, Copyable) else indent + row),)
-        for row in rows
+        (Span(Copyable(text) if isinstance(row, Copyable) else text),)
+        for row, text in zip(rows, texts, strict=True)
     ]
 
 
-def _note_rows(note: Note, names: int, column: int, width: int) -> list[str]:
-    """The sentence, and in the right column its place or detail."""
-    if isinstance(note.detail, Copyable):
-        return _ending_in(note, width)
-    if isinstance(note.text, Copyable):
-        rows: list[str] = [Copyable(clean(note.text))]
-    else:
-        rows = wrap(sentence(note.text), width)
-    if note.place:
-        aside = [place_text(note.place, names, width - column)]
-    elif note.detail:
-        aside = wrap(sentence(note.detail), width - column)
-    else:
-        return rows
-    if isinstance(rows[-1], Copyable) and display_width(rows[-1]) + GAP > column:
-        return [*rows, *(" " * column + row for row in aside)]
-    stops = -(-(display_width(rows[-1]) + GAP) // _ASIDE_STOP) * _ASIDE_STOP
-    if stops > column and stops + max(map(display_width, aside)) <= width:
-        column = stops
-    if display_width(rows[-1]) + GAP > column:
-        rows.append("")
-    rows[-1] = pad(rows[-1], column) + aside[0]
-    return rows + [" " * column + row for row in aside[1:]]
+_UNBROKEN = "\xa0"
 
 
-def _ending_in(note: Note, width: int) -> list[str]:
-    """The sentence with what is to be copied after it, or below it where that has no room."""
-    rows, copied = wrap(f"{sentence(note.text)}:", width), clean(note.detail)
-    whole = f"{rows[-1]} {copied}"
+def _ending(note: Note, width: int) -> str:
+    """The place or the detail of a note."""
+    if note.place is None:
+        return sentence(note.detail)
+    text = clean(str(note.place))
+    if display_width(text) > width and note.place.location:
+        location = shorten_left(clean(replace(note.place, caller="").location), width * 3 // 4)
+        room = max(width - display_width(location) - 3, 1)
+        text = f"{shorten_right(clean(note.place.function), room)} ({location})"
+    return shorten_right(text, width).replace(" ", _UNBROKEN)
+
+
+def _after_copied(copied: str, ending: str, width: int) -> list[str]:
+    whole = f"{copied} {ending}" if ending else copied
     if display_width(whole) <= width:
-        return [*rows[:-1], whole]
-    return [*rows, Copyable(f"  {copied}")]
+        return [whole]
+    return [Copyable(copied), *(wrap(ending, width) if ending else ())]
 
 
 # ---- Terminal ----------------------------------------------------------------------------
@@ -479,8 +495,14 @@ def show(document: Document, stream: TextIO | None = None, max_lines: int | None
 
 
 def terminal_width(stream: TextIO) -> int:
-    """The columns that a page has on a stream: a terminal's own, else 100."""
-    return shutil.get_terminal_size().columns if stream.isatty() else WIDTH
+    """The columns that a page has on a stream: those of COLUMNS, else a terminal's own, else 80,
+    so that a pager on the narrowest of usual terminals breaks no word."""
+    return shutil.get_terminal_size().columns if stream.isatty() else _columns()
+
+
+def _columns() -> int:
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isdecimal() and int(text) else _PIPED_WIDTH
 
 
 def show_lines(lines: list[Line], stream: TextIO) -> None:
@@ -585,7 +607,7 @@ def curve_lines(
 def _folded(values: Sequence[int], columns: int) -> list[int]:
     """The largest value of each column's share."""
     edges = [number * len(values) // columns for number in range(columns + 1)]
-    return [max(values[a:b]) for a, b in itertools.pairwise(edges)]
+    return [max(values[a:b]) for a, b in pairwise(edges)]
 
 
 def _cell(solid: int, shade: int, row: int, top: int, height: int, plain: bool) -> str:

@@ -156,7 +156,7 @@ def test_ranks_have_pages_of_their_own(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     done = run("-o", str(tmp_path / "c-{rank}.html"), leaky, "1")
-    assert done.stderr.startswith("leaky.py   rank 1 of 2 · ")
+    assert "\nleaky.py   rank 1 of 2 · " in done.stderr
     assert [path.name for path in tmp_path.glob("*.html")] == ["c-1.html"]
 
 

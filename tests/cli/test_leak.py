@@ -10,6 +10,7 @@ from bundle import DATA
 
 import neutracer
 from neutracer.cli.main import main
+from neutracer.render.text import render_text
 
 LEAK = str(DATA / "leak_list.pickle.xz")
 HEALTHY = str(DATA / "train_resnet_healthy.pickle.xz")
@@ -19,7 +20,8 @@ Capture = pytest.CaptureFixture[str]
 
 def test_answer_is_that_of_the_function(capsys: Capture) -> None:
     assert main(["leak", LEAK]) == 0
-    assert capsys.readouterr().out.strip() == str(neutracer.leak_trend(LEAK)).strip()
+    page = neutracer.leak_trend(LEAK).document()
+    assert capsys.readouterr().out == render_text(page.in_short(), 80) + "\n"
     assert main(["leak", LEAK, "--json", "--capacity", "80GiB"]) == 0
     plain = json.loads(capsys.readouterr().out)
     assert (plain["schema"], plain["verdict"]) == ("neutracer.leak_trend/1", "leak")

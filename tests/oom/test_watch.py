@@ -505,7 +505,7 @@ def test_one_failure_has_one_cause_wherever_it_is_told(fake, tmp_path, ends, cou
     assert " ".join(said.split()) in " ".join(Path(report.text).read_text("utf-8").split())
     found = neutracer.report(report.snapshot)
     (failed,) = [one for one in found.findings if one.event == why.event][:1]
-    assert f"Why: {said}." in [note.text for note in failed.evidence]
+    assert failed.message.startswith(f"out of memory: {said}")
     assert found.devices[0].bill.to_dict() == why.bill.to_dict()
     if HAS_NOTES:
         assert notes_of(error)[0].startswith(f"neutracer: {said}")

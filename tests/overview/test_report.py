@@ -34,7 +34,7 @@ def test_failures_have_the_explained_cause(name: str) -> None:
     found = next(one for one in failures(of_file(name)) if one.event == why.event)
     assert why.main is not None
     assert found.bytes == why.request_bytes
-    assert f"Why: {why.main.message}." in [note.text for note in found.evidence]
+    assert found.message.startswith(f"out of memory: {why.main.message}")
     assert found.advice == (*why.main.advice, found.advice[-1])
     assert str(found.advice[-1]) == f"more: neutracer explain {path}"
 
@@ -45,10 +45,13 @@ def test_each_place_of_failure_is_told() -> None:
     recording.oom(40, device_free=30)
     second = recording.oom(70, device_free=30, stack="cache")
     found = failures(overview(neutracer.load(recording.dumped())))
+    why = "fragmentation: 100 MiB are free inside, no hole above 10 MiB"
     assert {one.event: one.message for one in found} == {
-        first: "out of memory: requested 60 MiB, 2 times from one place",
-        second: "out of memory: requested 70 MiB",
+        first: f"out of memory: {why}, 2 times from one place",
+        second: f"out of memory: {why}",
     }
+    said = {one.event: one.evidence[0].text for one in found}
+    assert said == {first: "60 MiB requested by", second: "70 MiB requested by"}
     assert all("more:" not in str(note) for one in found for note in one.advice)
 
 

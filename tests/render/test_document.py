@@ -51,7 +51,7 @@ def test_places_name_file_and_line() -> None:
 
 def test_notes_read_as_one_sentence() -> None:
     assert str(Note("kept by", Place("f", "a.py", 1))) == "kept by f (a.py:1)"
-    assert str(Note("try it", detail="saves 3 MiB")) == "try it saves 3 MiB"
+    assert str(Note("try it", detail="saves 3 MiB")) == "try it: saves 3 MiB"
     assert str(Note("only this")) == "only this"
 
 

@@ -28,8 +28,14 @@ def test_small_document_is_shown_whole() -> None:
     [
         Table("", tuple((f"row {n}", "x" * 50) for n in range(50_000))),
         KeyValues("", tuple((f"row {n}", "x" * 50) for n in range(50_000))),
-        Findings(tuple(Entry(Severity.INFO, "x" * 90) for _ in range(50_000))),
-        Findings((Entry(Severity.INFO, "x", notes=(Note("x" * 90),) * 50_000),)),
+        Findings(tuple(Entry(Severity.INFO, f"{n} {'x' * 90}") for n in range(50_000))),
+        Findings(
+            (
+                Entry(
+                    Severity.INFO, "x", notes=tuple(Note(f"{n} {'x' * 90}") for n in range(50_000))
+                ),
+            )
+        ),
     ],
     ids=["table", "key values", "findings", "notes"],
 )

@@ -55,7 +55,7 @@ def test_text_and_html_come_from_the_document() -> None:
     report = _report()
     assert str(report) == render_text(report.document())
     assert report._repr_html_() == render_html(report.document())
-    headline = " ".join(str(report).splitlines()[2].split())
+    headline = " ".join(str(report).splitlines()[0].split())
     assert headline == "SERIOUS 3 MiB lie idle event 2,048"
 
 

@@ -29,15 +29,25 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
 
 
-def test_a_pipe_gets_plain_text() -> None:
+def test_a_pipe_gets_plain_text_as_wide_as_columns_says() -> None:
     stream = io.StringIO()
     show(SAMPLE, stream)
-    assert stream.getvalue() == render_text(SAMPLE) + "\n"
+    assert stream.getvalue() == render_text(SAMPLE, 120) + "\n"
+
+
+@pytest.mark.parametrize("columns", ["", "wide", "0", "-5"])
+def test_a_pipe_without_columns_fits_any_terminal(
+    columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    stream = io.StringIO()
+    show(SAMPLE, stream)
+    assert stream.getvalue() == render_text(SAMPLE, 80) + "\n"
 
 
 def test_standard_output_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     show(SAMPLE)
-    assert capsys.readouterr().out == render_text(SAMPLE) + "\n"
+    assert capsys.readouterr().out == render_text(SAMPLE, 120) + "\n"
 
 
 def test_a_terminal_gets_colours_with_rich() -> None:
@@ -105,7 +115,7 @@ def test_a_poor_encoding_still_gets_the_text() -> None:
 def test_show_cuts_at_one_screen() -> None:
     stream = io.StringIO()
     show(SAMPLE, stream, max_lines=5)
-    assert stream.getvalue() == render_text(SAMPLE, max_lines=5) + "\n"
+    assert stream.getvalue() == render_text(SAMPLE, 120, max_lines=5) + "\n"
 
 
 @pytest.mark.parametrize("columns", [80, 100, 160])

@@ -27,6 +27,12 @@ from neutracer.render.document import (
 from neutracer.render.text import layout, render_text
 
 SAMPLE_TEXT = """\
+SEVERE   the cache grew to 2,028 MiB for 390 MiB asked for   event 2,048
+         14 times a request some 8 MiB larger than the last found no hole (asked 168 MiB, largest
+         hole 160 MiB) and took a segment of its own: frag (train.py:159)
+         try expandable_segments:True: 680 MiB instead of 2,028 (replayed; the model reproduces this
+         file exactly)
+
 frag_default.pickle   PyTorch snapshot · 1 device · 2,375 events over 70 ms · history complete
                       default settings
 
@@ -36,16 +42,10 @@ cuda:0           now          peak
   unused          24.8 %         81   %     moderate now, severe at the peak of reserved
   2 retries (cache given back to find room), 1 out of memory
 
-SEVERE   the cache grew to 2,028 MiB for 390 MiB asked for                               event 2,048
-         14 times a request some 8 MiB larger than the last found no hole (asked 168 MiB, largest
-         hole 160 MiB) and took a segment of its own:        frag   train.py:159
-         try expandable_segments:True                        680 MiB instead of 2,028 (replayed; the
-                                                             model reproduces this file exactly)
-
-SEVERE   out of memory: asked 1,579 MiB                                                  event 2,374
+SEVERE   out of memory: asked 1,579 MiB   event 2,374
          Not the device: 138.8 GiB were free; the process is capped. Inside its segments 134 MiB
          were free, in 23 holes of at most 35.8 MiB, each segment kept by blocks of
-                                                             frag   train.py:155
+         frag (train.py:155)
          more:  neutracer explain frag_default.pickle
 
 Who holds the peak (579.2 MiB asked for, 590.9 MiB allocated)
@@ -62,8 +62,8 @@ def test_the_page_of_the_design_is_reproduced() -> None:
 
 
 def test_a_wide_page_keeps_its_facts_together() -> None:
-    first = render_text(SAMPLE, width=120).splitlines()[0]
-    assert first == (
+    title = render_text(SAMPLE, width=120).splitlines()[5]
+    assert title == (
         "frag_default.pickle   PyTorch snapshot · 1 device · 2,375 events over 70 ms"
         " · history complete · default settings"
     )
@@ -78,15 +78,72 @@ def test_no_line_is_wider_than_asked(width: int) -> None:
 
 def test_every_width_shows_the_same_words() -> None:
     words = sorted(word for word in SAMPLE_TEXT.split() if word != "·")
-    narrow = sorted(word for word in render_text(SAMPLE, 64).split() if word != "·")
-    assert narrow == words
+    for width in (64, 80, 160):
+        assert sorted(word for word in render_text(SAMPLE, width).split() if word != "·") == words
+
+
+def test_first_lines_are_verdict_line_and_advice() -> None:
+    where, why = Note("held by", Place("f", "a.py", 1)), Note("The device had 3 GiB free.")
+    advice = (Note("try it"), Note("more", detail=Copyable("neutracer explain x")))
+    worst = Entry(Severity.SEVERE, "out of memory", "", (why, where), advice)
+    page = Document("x", ("a fact",), (Findings((Entry(Severity.INFO, "fine"), worst)),))
+    assert render_text(page).splitlines() == [
+        "SEVERE   out of memory",
+        "         held by f (a.py:1)",
+        "         try it",
+        "         The device had 3 GiB free.",
+        "         more: neutracer explain x",
+        "",
+        "x   a fact",
+        "",
+        "INFO     fine",
+    ]
+
+
+def test_equal_headlines_in_a_row_are_one() -> None:
+    entries = [
+        Entry(Severity.INFO, "a copy", f"event {n}", (Note("by", Place("f", "a.py", n)),))
+        for n in (1, 2, 3)
+    ]
+    page = Document("", blocks=(Findings((Entry(Severity.SEVERE, "worse"), *entries)),))
+    assert render_text(page).splitlines()[2:] == [
+        "INFO     a copy   event 1, event 2, event 3",
+        *(f"         by f (a.py:{n})" for n in (1, 2, 3)),
+    ]
+
+
+def test_healthy_page_begins_with_what_was_looked_at() -> None:
+    fine = "nothing wrong found: fragmentation and growth looked at"
+    page = Document("x", blocks=(Findings((Entry(Severity.INFO, "a note"),)),), healthy=fine)
+    assert render_text(page).splitlines() == [fine, "", "x", "", "INFO     a note"]
+    worse = Document("x", blocks=(Findings((Entry(Severity.MODERATE, "no"),)),), healthy=fine)
+    assert fine not in render_text(worse)
+
+
+def test_short_page_has_three_sentences_of_a_finding_and_no_details() -> None:
+    by = Note("by", Place("f", "a.py", 1))
+    notes, advice = (Note("first"), by, Note("second")), (Note("try it"), Note("or that"))
+    entries = (Entry(Severity.SEVERE, "a", "", notes), Entry(Severity.INFO, "b", "", notes, advice))
+    table = Table("t", (("x", "y"),), is_detail=True)
+    lines = render_text(Document("", blocks=(Findings(entries), table)).in_short()).splitlines()
+    assert lines == [
+        "SEVERE   a",
+        "         by f (a.py:1)",
+        "         first",
+        "         second",
+        "",
+        "INFO     b",
+        "         by f (a.py:1)",
+        "         try it",
+    ]
 
 
 def test_a_screen_ends_with_the_command_for_more() -> None:
     lines = render_text(SAMPLE, max_lines=10).splitlines()
     assert lines[:9] == SAMPLE_TEXT.splitlines()[:9]
-    assert lines[9:] == ["… 15 more lines: neutracer report frag_default.pickle --all"]
-    assert render_text(SAMPLE, max_lines=24) == SAMPLE_TEXT
+    more = len(SAMPLE_TEXT.splitlines()) - 9
+    assert lines[9:] == [f"… {more} more lines: neutracer report frag_default.pickle --all"]
+    assert render_text(SAMPLE, max_lines=9 + more) == SAMPLE_TEXT
 
 
 def test_figures_stand_below_each_other() -> None:
@@ -151,17 +208,16 @@ def test_a_nameless_function_keeps_the_columns() -> None:
 def test_a_long_path_keeps_its_end() -> None:
     place = Place("forward", "/usr/lib/python3/dist-packages/torch/nn/modules/linear.py", 134)
     whole = render_text(_entry("x", Note("by", place))).splitlines()
-    assert whole[1].endswith(f"forward   {place.location}")
+    assert whole[1].endswith(f"by forward ({place.location})")
     lines = render_text(_entry("x", Note("by", place)), 60).splitlines()
-    assert lines[-1].endswith("…/torch/nn/modules/linear.py:134")
+    assert lines[-1].endswith("forward (…/torch/nn/modules/linear.py:134)")
     assert all(display_width(line) <= 60 for line in lines)
 
 
-def test_the_moment_stands_at_the_right_edge() -> None:
-    first, second = render_text(_entry("word " * 30, when="event 7")).splitlines()
-    assert display_width(first) == 100
-    assert first.endswith("   event 7")
-    assert second.startswith(" " * 9 + "word")
+def test_the_moment_follows_the_headline() -> None:
+    lines = render_text(_entry("word " * 30, when="event 7")).splitlines()
+    assert lines[0] == "INFO     " + " ".join(["word"] * 18)
+    assert lines[1] == "         " + " ".join(["word"] * 12) + "   event 7"
 
 
 def test_words_follow_their_heading_at_once() -> None:
@@ -176,8 +232,8 @@ def test_severities_keep_their_roles_and_words() -> None:
     entries = tuple(Entry(severity, "x") for severity in Severity)
     lines = layout(Document("", blocks=(Findings(entries),)))
     heads = [line[0] for line in lines if line]
-    assert [head.text for head in heads] == ["INFO     ", "MODERATE ", "SERIOUS  ", "SEVERE   "]
-    assert [head.role for head in heads] == [severity.value for severity in Severity]
+    assert [head.text for head in heads] == ["SEVERE   ", "INFO     ", "MODERATE ", "SERIOUS  "]
+    assert [head.role for head in heads] == ["severe", "info", "moderate", "serious"]
 
 
 def test_an_empty_document_is_empty_text() -> None:
@@ -229,7 +285,7 @@ def test_a_location_is_cut_after_the_function() -> None:
     place = Place("a_function_with_a_long_name", "torch/nn/modules/linear.py", 134)
     entry = Entry(Severity.INFO, "found", notes=(Note("made by", place), Note("and", place)))
     text = render_text(Document("", blocks=(Findings((entry,)),)), 60)
-    assert text.count("torch/nn/modules/linear.py:134") == 2
+    assert text.count("torch/nn/modules/linear.py:134") == 2, text
     table = Table("", ((Figure.bytes(1), place),))
     assert "torch/nn/modules/linear.py:134" in render_text(Document("", blocks=(table,)), 60)
 
@@ -246,7 +302,7 @@ def test_places_without_room_have_lines_of_their_own() -> None:
     page = Document("", blocks=(Table("", rows, ("before", "after", "difference", "blocks", "")),))
     text = render_text(page, 80)
     assert "\n      forward   torchvision resnet.py:154, from train.py:76\n" in text
-    assert text.endswith("\n      (no Python stack)")
+    assert text.endswith("   13 → 17   (no Python stack)")
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
 
