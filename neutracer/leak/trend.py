@@ -173,8 +173,8 @@ def _who(survivors: Survivors) -> list[Note]:
         if grown.holders:
             # Who keeps it is the program's to change, more than the line that made it.
             notes.append(Note(f"{size}, held by {'; '.join(grown.holders)}"))
-            size = "made by"
-        notes.append(Note(size, grown.place))
+            size = "made"
+        notes.append(Note(f"{size} by", grown.place))
     if survivors.freed:
         place, count = survivors.freed[0]
         notes.append(Note(f"{format_count(count, 'block')} freed at", place))
