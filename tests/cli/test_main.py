@@ -22,7 +22,7 @@ def test_report_prints_one_page_of_text(capsys):
     text = capsys.readouterr().out
     assert text.startswith("SEVERE   out of memory: the process is limited to 2,048 MiB")
     assert "\n\nfrag_default.pickle   PyTorch snapshot · 1 device · 2,375 events" in text
-    assert "406.0 MiB   train.py:155" in text
+    assert "406.0 MiB  train.py:155" in text
     assert len(text.splitlines()) <= 42
     assert max(map(len, text.splitlines())) <= 80
     assert "\x1b" not in text
