@@ -265,15 +265,15 @@ def cycle_garbage(case: Case) -> Verdict | None:
         suffices = room.would_hold(freed=frozenset(known))
     else:
         suffices = room.own_free + room.budget.headroom + garbage >= size
+    unit = "step" if case.rounds is None else case.rounds.unit
     advice: tuple[Note, ...] = (
+        Note(f"call gc.collect() after each {unit}, or where the objects are done with"),
         Note("break the cycles: neutracer.warn_tensor_cycles() names them with the reference"),
         Note("until then neutracer.collect_on_pressure() collects before memory runs short"),
     )
     if case.facts.collects is False:
-        off = Note("Python's collector was switched off (gc.disable()).")
+        off = Note("Python's collector was switched off (gc.disable()): nothing else frees them.")
         evidence = (*evidence, off)
-        on = Note("leave gc on, or call gc.collect() every few steps: nothing else frees cycles")
-        advice = (on, advice[0])
     held = format_bytes(garbage)
     message = f"garbage: reference cycles held {held} that only the collector frees"
     remedy = Remedy("break_cycles", place=_first_place(evidence))
@@ -416,7 +416,7 @@ def unreasonable_request(case: Case) -> Verdict | None:
     ceiling = budget.total
     if ceiling is None and budget.device_free is not None and size > _LEAST_DEVICE:
         ceiling = budget.reserved + budget.device_free + _CONTEXT
-    if ceiling is None or size <= ceiling:
+    if ceiling is None or size <= ceiling or _has_succeeded(case):
         return None
     has = "the device has" if budget.total is not None else "PyTorch could have had of the device"
     evidence = [Note("asked for by", case.place)] if case.stack else []
@@ -432,6 +432,16 @@ def unreasonable_request(case: Case) -> Verdict | None:
     message = f"one request of {format_bytes(size)}, more than the {format_bytes(ceiling)} {has}"
     remedy = Remedy("shape", place=case.place)
     return Verdict("unreasonable_request", size, tuple(evidence), advice, message, True, remedy)
+
+
+def _has_succeeded(case: Case) -> bool:
+    """Whether the same line got less before, in rounds that ended: a larger input, no mistake."""
+    timeline, event = case.timeline, case.failure.event
+    if timeline is None or event is None or case.rounds is None:
+        return False
+    rows, asks = timeline.allocations, timeline.events.codes("stack")[event]
+    pairs = zip(rows.codes("alloc_event"), rows.codes("stack"), strict=True)
+    return any(stack == asks and made < case.rounds.begins[-1] for made, stack in pairs)
 
 
 def _shape_texts(size: int) -> list[str]:
@@ -729,8 +739,11 @@ def retry(case: Case) -> Verdict | None:
     rows, asked = timeline.allocations, timeline.events.codes("stack")
     names = ("alloc_event", "size", "address", "stack")
     made, sizes, at, stacks = (rows.codes(name) for name in names)
-    again = set(asked[failed + 1 : event + 1]) - {NONE}
-    kept = [row for row in case.live_rows if begin <= made[row] < failed and stacks[row] in again]
+    # Of innermost frames, not of stacks: the second attempt is called from elsewhere.
+    frames = case.snap.stacks
+    again = {frames[stack][:1] for stack in set(asked[failed + 1 : event + 1]) - {NONE}}
+    own = (row for row in case.live_rows if begin <= made[row] < failed and stacks[row] != NONE)
+    kept = [row for row in own if frames[stacks[row]][:1] in again]
     nbytes = sum(sizes[row] for row in kept)
     if nbytes < least_worth(case.failure.size):
         return None

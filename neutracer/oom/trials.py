@@ -275,16 +275,20 @@ class Trials:
         # A round with larger requests needs no stretching.
         return min(found, key=lambda one: (max(one[2] - 1, 0), -one[0]), default=None)
 
-    def _ratio(self, begin: int, at: int) -> float:
-        """How many times as large the failing round's requests are as those of another, from its
-        beginning to an event: of the n-th of a stack in each."""
+    def _pairs(self, begin: int, at: int) -> list[tuple[int, int]]:
+        """The sizes of the n-th request of a stack in another round, from its beginning to an
+        event, and in the failing one."""
         own, other = self._requests(begin, at), self._own_requests
-        pairs = [
+        return [
             (size, other[stack][number])
             for stack, sizes in own.items()
             if stack in other
             for number, size in enumerate(sizes[: len(other[stack])])
         ]
+
+    def _ratio(self, begin: int, at: int) -> float:
+        """How many times as large the failing round's requests are as those of another."""
+        pairs = self._pairs(begin, at)
         return sum(b for _, b in pairs) / max(sum(a for a, _ in pairs), 1) if pairs else 1.0
 
     @cached_property
@@ -310,15 +314,21 @@ class Trials:
 
     @cached_property
     def _stretch(self) -> array[float] | None:
-        """By event, how much larger the rest of the failing round is than its like."""
-        like, timeline = self._like, self._case.timeline
-        if like is None or timeline is None or like[2] <= 1:
+        """By event, how much larger the rest of the failing round is than its like: each request
+        as much as what that had requested of the nearest size by then, as a gradient has the size
+        of what it is of."""
+        like, timeline, rounds = self._like, self._case.timeline, self._case.rounds
+        if like is None or timeline is None or rounds is None or like[2] <= 1:
             return None
-        stretch = array("d", bytes(8)) * len(timeline)
-        wanted = _codes(_SCALED)
-        for row, event in enumerate(timeline.allocations.codes("alloc_event")):
-            if event >= 0:
-                stretch[event] = like[2] if timeline.categories.codes[row] in wanted else 1.0
+        number, at, ratio = like
+        larger = {a: b / max(a, 1) for a, b in self._pairs(rounds.begins[number], at)}
+        known = sorted(larger)
+        stretch, wanted = array("d", bytes(8)) * len(timeline), _codes(_SCALED)
+        made, sizes = (timeline.allocations.codes(name) for name in ("alloc_event", "size"))
+        codes = timeline.categories.codes
+        for row in range(bisect_right(made, at), bisect_left(made, rounds.begins[number + 1])):
+            scales = codes[row] in wanted
+            stretch[made[row]] = larger.get(_nearest(known, sizes[row]), ratio) if scales else 1.0
         return stretch
 
     @cached_property
@@ -427,8 +437,8 @@ class Trials:
         return self._sizes_as_made[:]
 
     def share_that_passes(self) -> tuple[float, Trial] | None:
-        """The largest share of the size of a step that passes, in steps of a sixteenth; None:
-        a sixteenth does not."""
+        """A share of the size of a step that passes, a sixteenth below the largest that does: the
+        sizes of its rest are those of another round; None: a sixteenth does not pass."""
         found = None
         low, high = 0, _PARTS
         while high - low > 1:
@@ -439,9 +449,11 @@ class Trials:
                 found, low = (part / _PARTS, trial), part
             else:
                 high = part
+        if found is not None and low > 1:
+            found = ((low - 1) / _PARTS, self._try(self._scaled(low - 1)))
         if found is not None:
             self._found[found[1].change] = found[1]
-        return found
+        return found if found is not None and found[1].passes else None
 
     def _scaled(self, part: int) -> Change:
         timeline, case = self._case.timeline, self._case
@@ -482,6 +494,13 @@ class Trials:
             sizes[self._event] = self._sizes_as_made[self._event]
             tried.append((wanted.advice, self.run(Change(wanted.message, "batch", sizes=sizes))))
         return tried
+
+
+def _nearest(sizes: Sequence[int], size: int) -> int:
+    """Of rising sizes the nearest to a size, by their quotient; 0 where there are none."""
+    at = bisect_left(sizes, size)
+    around = sizes[max(at - 1, 0) : at + 1]
+    return min(around, key=lambda one: max(one, size) / max(min(one, size), 1), default=0)
 
 
 def _cost(cost: str) -> int:

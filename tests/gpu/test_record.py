@@ -307,7 +307,8 @@ def test_report_of_a_full_ring_is_quick(tmp_path):
     assert 99_000 <= figures["events"] <= 100_000
     assert figures["left_out"] == [[], [], []]
     assert not figures["inductor"]
-    assert max(figures["seconds"]) < 0.3, figures["seconds"]
+    # The report replays changes and asks who holds what piled up.
+    assert max(figures["seconds"]) < 0.5, figures["seconds"]
 
 
 PROGRAM = """

@@ -365,7 +365,7 @@ def test_request_is_answered_instead() -> None:
     assert report.fits is None
     assert not report.verdicts
     assert [(one.kind, one.severity) for one in report.findings] == [("unknown", "info")]
-    assert str(report).startswith("Unknown without a capacity")
+    assert "Unknown without a capacity" in str(report)
     assert neutracer.explain(data, "1GiB", request="60MiB").fits
     small = neutracer.load(data).memory_stats()["reserved_bytes.all.current"]
     report = neutracer.explain(data, small, request="60MiB")

@@ -59,7 +59,7 @@ def test_the_cheapest_changes_come_first() -> None:
     assert {"setting", "batch", "card"} <= {COSTS[number] for number in costs}
 
 
-def test_a_share_that_passes_is_the_largest_sixteenth() -> None:
+def test_a_share_that_passes_is_told_in_sixteenths() -> None:
     report = neutracer.explain(DATA / "whatif/0/dyn_transformer_capped.pickle.xz")
     remedy = next(one.remedy for one in report.verdicts if one.kind == "capacity")
     assert remedy is not None
