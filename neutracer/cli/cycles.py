@@ -103,7 +103,7 @@ def _cycles(options: argparse.Namespace) -> int:
         complain_of(options.output, error)
         return code or FAILED
     end_by(ended)
-    return code or int(fails(report, options.fail_on))
+    return code or int(fails(report, options, file=command[0]))
 
 
 def _check_page(output: str) -> None:

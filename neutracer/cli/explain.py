@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Iterable
 from typing import Any
 
 from neutracer.cli.parts import (
@@ -15,18 +17,22 @@ from neutracer.cli.parts import (
     add_max_memory,
     add_output,
     answered,
+    complain,
     device_size,
     fails,
     give,
+    log_text,
 )
 from neutracer.oom.case import KINDS
 from neutracer.oom.explain import ExplainReport, explain
+from neutracer.oom.messages import messages_report
 from neutracer.trace.snapshot import load
 
 _EXAMPLE = """example:
   neutracer explain oom.pickle                        # why the last allocation failed
   neutracer explain oom.pickle --capacity 24GiB       # on a device of this size
   neutracer explain snapshot.pickle --request 2GiB    # would that fit?
+  neutracer explain slurm-4711.out                    # PyTorch's message in a log
   neutracer explain --fail-on leak,cycle_garbage oom.pickle   # for CI
 
 The device, the limit and garbage come from oom.pickle.json or oom.json, which
@@ -35,6 +41,9 @@ neutracer.watch_oom() writes beside the snapshot.
 exit codes: 0, 1 for a verdict or severity at --fail-on, 2 for a file that can't be read or
 without a failed allocation
 """
+
+
+_NO_MESSAGE = "this is a text file without an out-of-memory message of PyTorch"
 
 
 def add_explain(commands: Any, summary: str) -> None:
@@ -72,10 +81,25 @@ def add_explain(commands: Any, summary: str) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    with log_text(options.file) as lines:
+        if lines is not None:
+            return _explain_log(lines, options)
     report = answered(options, _asked)
     if report is None or give([report], options) == FAILED:
         return FAILED
-    return int(fails(report, options.fail_on, (verdict.kind for verdict in report.verdicts)))
+    kinds = [verdict.kind for verdict in report.verdicts]
+    return int(fails(report, options, kinds, options.file))
+
+
+def _explain_log(lines: Iterable[str], options: argparse.Namespace) -> int:
+    """Explain the messages in a log."""
+    name = "standard input" if options.file == "-" else os.path.basename(options.file)
+    report = messages_report(lines, name)
+    if report is None:
+        return complain(f"{options.file}: {_NO_MESSAGE}")
+    if give([report], options) == FAILED:
+        return FAILED
+    return int(fails(report, options, [one.kind for one in report.messages], options.file))
 
 
 def _asked(options: argparse.Namespace) -> ExplainReport:

@@ -108,7 +108,7 @@ def _leak(options: argparse.Namespace) -> int:
         return complain_of(name, error)
     if give([report], options) == FAILED:
         return FAILED
-    return int(fails(report, options.fail_on, (report.verdict,)))
+    return int(fails(report, options, (report.verdict,), options.files[-1]))
 
 
 def add_diff(commands: Any, summary: str) -> None:
@@ -146,7 +146,7 @@ def _diff(options: argparse.Namespace) -> int:
         return complain_of(f"{options.before} {options.after}", error)
     if give([report], options) == FAILED:
         return FAILED
-    return int(fails(report, options.fail_on))
+    return int(fails(report, options, file=options.after))
 
 
 def _loaded(name: str, max_memory: str | None) -> Snapshot:

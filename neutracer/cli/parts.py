@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import io
 import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar
 
 from neutracer.errors import HistoryWarning, NeutracerError, SettingsError
@@ -18,7 +19,8 @@ from neutracer.render.document import clean
 
 if TYPE_CHECKING:
     from neutracer.recording.program import UnreportedError
-    from neutracer.render.report import Report
+    from neutracer.render.document import Severity
+    from neutracer.render.report import Finding, Report
 
 # Functions import the rest of the package themselves, so `--version` and `--help` stay fast.
 
@@ -27,6 +29,9 @@ FAILED = 2
 
 # A smaller `--capacity` lacks its unit.
 _LEAST_DEVICE = 1 << 20
+
+# Folders of a workspace in which the file of an annotation is looked for.
+_MOST_FOLDERS = 10_000
 
 Answer = TypeVar("Answer", bound="Report")
 
@@ -146,15 +151,79 @@ def add_fail_on(parser: argparse.ArgumentParser, text: str, verdicts: Sequence[s
     )
 
 
-def fails(report: Report, wanted: tuple[str, ...], verdicts: Iterable[str] = ()) -> bool:
-    """Check a report's verdicts and worst severity against `--fail-on`."""
+def fails(
+    report: Report, options: argparse.Namespace, verdicts: Iterable[str] = (), file: str = ""
+) -> bool:
+    """Check a report's verdicts and worst severity against `--fail-on`.
+
+    In a job of GitHub Actions, a report that fails goes to the step's summary and its findings
+    become annotations of the lines of code.
+
+    Args:
+        file: The file to annotate where a finding has no line.
+    """
     from neutracer.render.document import Severity
 
+    wanted: tuple[str, ...] = options.fail_on
     worst = report.worst
     severities = [severity for severity in Severity if severity in wanted]
-    return not set(wanted).isdisjoint(verdicts) or (
-        worst is not None and any(worst >= severity for severity in severities)
+    least = min(severities, default=None, key=lambda severity: severity.rank)
+    failed = not set(wanted).isdisjoint(verdicts) or (
+        worst is not None and least is not None and worst >= least
     )
+    if failed and os.environ.get("GITHUB_ACTIONS") == "true":
+        _annotate(report, least or worst or Severity.INFO, file, options)
+    return failed
+
+
+def _annotate(report: Report, least: Severity, file: str, options: argparse.Namespace) -> None:
+    """Write a report to the step's summary, and a workflow command for each finding."""
+    from neutracer.render.markdown import render_markdown
+    from neutracer.render.text import write
+
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        with suppress(OSError), open(summary, "a", encoding="utf-8", errors="replace") as page:
+            page.write(render_markdown(report.document().in_short()) + "\n\n")
+    # A runner reads commands from both streams.
+    out = sys.stderr if options.format == "json" else sys.stdout
+    for finding in report.findings:
+        if finding.severity >= least:
+            write(_error_command(finding, file) + "\n", out)
+
+
+def _error_command(finding: Finding, file: str) -> str:
+    """A finding as an `::error` command, at its line of code."""
+    entry = finding.entry().in_short()
+    notes = (*entry.notes, *entry.advice)
+    place = next((note.place for note in notes if note.place and note.place.line), None)
+    where = {"file": file} if file else {}
+    if place is not None:
+        where = {"file": _in_workspace(place.filename), "line": str(place.line)}
+    where["title"] = f"neutracer: {finding.kind.replace('_', ' ')}"
+    text = "\n".join(map(clean, [entry.headline, *map(str, notes)]))
+    fields = ",".join(f"{key}={_escaped(clean(value), ':,')}" for key, value in where.items())
+    return f"::error {fields}::{_escaped(text)}"
+
+
+def _escaped(text: str, others: str = "") -> str:
+    """A text in a workflow command, where these characters would end it."""
+    for char in "%\r\n" + others:
+        text = text.replace(char, f"%{ord(char):02X}")
+    return text
+
+
+def _in_workspace(name: str) -> str:
+    """The path in the repository of a file whose last part is known, if there is only one."""
+    root = os.environ.get("GITHUB_WORKSPACE") or os.getcwd()
+    found: list[str] = []
+    for number, (folder, folders, files) in enumerate(os.walk(root)):
+        folders[:] = [one for one in folders if not one.startswith(".") and one != "node_modules"]
+        if os.path.basename(name) in files:
+            found.append(os.path.relpath(os.path.join(folder, os.path.basename(name)), root))
+        if number >= _MOST_FOLDERS:
+            break
+    return found[0] if len(found) == 1 else name
 
 
 def add_max_memory(parser: argparse.ArgumentParser) -> None:
@@ -291,6 +360,24 @@ def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
         _put(reports, options, sys.stdout)
         return 0
     return 0 if write_reports(options.output, reports, options) else FAILED
+
+
+@contextmanager
+def log_text(file: str) -> Iterator[Iterable[str] | None]:
+    """The lines of a file, or of standard input ("-"); None if it is no text, or can't be read."""
+    from neutracer.trace.source import is_log
+
+    with ExitStack() as opened:
+        stream: Any = getattr(sys.stdin, "buffer", None)
+        with suppress(OSError, ValueError):
+            if file != "-":
+                stream = None
+                stream = opened.enter_context(open(file, "rb"))
+        if not hasattr(stream, "peek") or not is_log(stream.peek(_HEAD_BYTES)):
+            yield None
+            return
+        # Unlike a TextIOWrapper, it leaves the closing of standard input to its owner.
+        yield codecs.getreader("utf-8")(stream, "replace")
 
 
 def write_reports(

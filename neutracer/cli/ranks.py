@@ -65,7 +65,7 @@ def _ranks(options: argparse.Namespace) -> int:
         broken = [row for row in report.rows if row.source]
         rest = f" ({len(broken) - 1} more can't be read either)" if broken[1:] else ""
         return complain(f"{broken[0].source}: {broken[0].note}{rest}")
-    return _show(report, options) or int(fails(report, options.fail_on))
+    return _show(report, options) or int(fails(report, options))
 
 
 def _report(options: argparse.Namespace) -> RanksReport:

@@ -70,7 +70,8 @@ def _report(options: argparse.Namespace) -> int:
     shown = [one for each in reports for one in each]
     if give([*_with_trees(shown, options.tree)], options) == FAILED:
         return FAILED
-    return code or int(any(fails(report, options.fail_on) for report in shown))
+    failed = [fails(one, options, file=getattr(one, "file", "")) for one in shown]
+    return code or int(any(failed))
 
 
 def _with_trees(reports: list[Report], trees: bool) -> Iterator[Report]:
@@ -129,7 +130,7 @@ def _ask_phases(options: argparse.Namespace) -> int:
     report = answered(options, _asked_phases)
     if report is None or give([report], options) == FAILED:
         return FAILED
-    return int(fails(report, options.fail_on))
+    return int(fails(report, options, file=options.file))
 
 
 def _asked_phases(options: argparse.Namespace) -> Report:

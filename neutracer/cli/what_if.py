@@ -151,7 +151,7 @@ def _drag(options: argparse.Namespace) -> int:
     report = answered(options, _dragged)
     if report is None or give([report], options) == FAILED:
         return FAILED
-    return int(fails(report, options.fail_on))
+    return int(fails(report, options, file=options.file))
 
 
 def _dragged(options: argparse.Namespace) -> Report:

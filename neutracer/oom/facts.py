@@ -18,12 +18,14 @@ from neutracer.whatif.settings import roundest
 # What is known of an out-of-memory error beside its snapshot.
 
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-_SIZE = r"([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)"
+#: A size in one of PyTorch's messages, for `size_of`.
+SIZE_PATTERN = r"([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)"
+_SIZE = SIZE_PATTERN
 
-# Sizes in PyTorch's message, as the releases since 1.13 word them.
+# Sizes in PyTorch's message, as the releases since 1.13 word them; 2.1 wrote "capacty".
 _IN_MESSAGE = {
     "segment_bytes": re.compile(rf"Tried to allocate {_SIZE}"),
-    "device_total_bytes": re.compile(rf"(?:total capacity of {_SIZE}|{_SIZE} total capacity)"),
+    "device_total_bytes": re.compile(rf"(?:total capaci?ty of {_SIZE}|{_SIZE} total capacity)"),
     "device_free_bytes": re.compile(rf"(?:of which {_SIZE} is free|{_SIZE} free)"),
     "process_bytes": re.compile(rf"this process has {_SIZE} memory in use"),
     "limit_bytes": re.compile(rf"{_SIZE} allowed"),
@@ -116,9 +118,9 @@ class OomFacts:
             raise TypeError(f"a message must be PyTorch's text, not {type(message).__name__}")
         found: dict[str, Any] = {}
         for name, pattern in _IN_MESSAGE.items():
-            match = pattern.search(message)
-            if match:
-                found[name] = _bytes_of(match)
+            size = size_of(pattern, message)
+            if size is not None:
+                found[name] = size
         others = [_bytes_of(match) for match in _OTHERS.finditer(message)]
         if others:
             found["others_bytes"] = sum(others)
@@ -204,6 +206,12 @@ def _bytes_of(match: re.Match[str]) -> int:
         return round(float(number) * _UNITS[unit])
     except (OverflowError, ValueError):
         return 0
+
+
+def size_of(pattern: re.Pattern[str], message: str) -> int | None:
+    """The bytes at the first match of a pattern with `SIZE_PATTERN`; None: there is none."""
+    match = pattern.search(message)
+    return None if match is None else _bytes_of(match)
 
 
 def _is_count(value: object) -> bool:

@@ -594,6 +594,10 @@ EXPECTED = "expected a PyTorch memory snapshot, as torch.cuda.memory._dump_snaps
 
 _PEEK = 512
 
+# Bytes of JSON that are read at a time, and the memory that parsing takes per byte.
+_JSON_CHUNK = 1 << 20
+_JSON_MEMORY = 16
+
 # Files often mistaken for snapshots, by their first bytes.
 _OTHER_FILES = (
     (b"PK\x03\x04", "a zip archive, most likely a checkpoint written by torch.save()"),
@@ -606,6 +610,10 @@ _OTHER_FILES = (
     (b"\x93NUMPY", "a NumPy array"),
     (b"\x89HDF", "an HDF5 file"),
     (b"SQLite format 3", "an SQLite database"),
+    (b"\x89PNG", "a picture"),
+    (b"\xff\xd8\xff", "a picture"),
+    (b"GIF8", "a picture"),
+    (b"%PDF", "a PDF file"),
 )
 
 #: These by name, for the page, which reads files in JavaScript (`feed.js`).
@@ -670,6 +678,42 @@ def _text_kind(head: bytes) -> str | None:
     if start in (b"{", b"["):
         return "a profiler's trace" if b'"traceEvents"' in head else "JSON text"
     return "an HTML or XML page" if start == b"<" else "a text file"
+
+
+def is_log(head: bytes) -> bool:
+    """Whether the first bytes of a file may be those of a program's output: text, with colours
+    perhaps, and not JSON or a page."""
+    if _text_kind(bytes(b for b in head if b not in b"\b\f\x1b")) is None:
+        return False
+    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    is_list = start[:1] == b"[" and start[1:].lstrip()[:1] in (b"{", b"[", b'"', b"]")
+    return bool(start) and start[:1] not in (b"{", b"<") and not is_list
+
+
+def _is_dump(head: bytes) -> bool:
+    """Whether the first bytes are those of a snapshot in JSON: `json.dump` of `_snapshot()`."""
+    is_text = _text_kind(head) == "JSON text" and head.lstrip()[:1] == b"{"
+    return is_text and any(key in head for key in (b'"segments"', b'"device_traces"'))
+
+
+def _from_json(stream: Reader) -> io.BytesIO:
+    """The pickle of a snapshot in JSON.
+
+    Raises:
+        LimitError: It needs more memory than is free.
+        SnapshotError: It is no JSON.
+    """
+    most = memory_bound() // _JSON_MEMORY
+    parts: list[bytes] = []
+    while chunk := stream.read(_JSON_CHUNK):
+        parts.append(chunk)
+        if sum(map(len, parts)) > most:
+            raise LimitError(f"JSON of more than {units.format_bytes(most)} needs too much memory")
+    try:
+        plain = json.loads(b"".join(parts))
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError(f"the JSON text is damaged, or breaks off: {error}") from error
+    return io.BytesIO(pickle.dumps(plain, protocol=4))
 
 
 @contextmanager
@@ -749,11 +793,15 @@ def _first_bytes(file: BinaryIO) -> bytes:
 
 def _opened(head: bytes, stream: _Joined, plain: Any) -> Any:
     """`plain`, or a reader of the decompressed `stream`."""
+    if _is_dump(head):
+        return _from_json(stream)
     check_head(head)
     kind = packed_kind(head)
     if kind is None:
         return plain
     unpacked = unpack(kind, stream)
     inner = unpacked.read(_PEEK)
+    if _is_dump(inner):
+        return _from_json(_Joined(inner, unpacked))
     check_head(inner, kind)
     return _Joined(inner, unpacked)

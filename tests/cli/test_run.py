@@ -194,14 +194,14 @@ def test_failure_has_one_cause_in_all_that_a_run_writes(run_with_tensors):
     if sys.version_info >= (3, 11):
         assert f"neutracer: {said}" in words(note)
     # The cause of the last failure, and behind it the file of each.
-    assert f"Why: {said}." in words(summary)
+    assert f"out of memory: {said}" in words(done.stderr)
     assert f"out of memory {said} ({failed.stem}.txt)" in words(summary)
     for text in (failed.with_suffix(".txt"), ended.with_suffix(".txt")):
         assert said in words(text.read_text())
         assert 'history["z"] holds what model.py:30 made.' in words(text.read_text())
     for file in (failed, ended):
         found = [one for one in neutracer.report(file).findings if one.kind == "out_of_memory"]
-        assert [f"Why: {said}." in [note.text for note in one.evidence] for one in found] == [True]
+        assert [one.message.startswith(f"out of memory: {said}") for one in found] == [True]
 
 
 def test_end_of_a_run_names_the_holders(run_with_tensors):

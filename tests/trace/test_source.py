@@ -103,7 +103,7 @@ OTHER_FILES = {
         b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.",
         r"old format of torch.save",
     ),
-    "json": (b'{"segments": []}', "JSON text"),
+    "json": (b'{"schema": "neutracer.report/1"}', "JSON text"),
     "json list": (b"\xef\xbb\xbf [1, 2]", "JSON text"),
     "profiler": (b'{"schemaVersion": 1, "traceEvents": []}', "a profiler's trace"),
     "html": (b"\n<!DOCTYPE html><html></html>", "HTML or XML"),
