@@ -29,7 +29,6 @@ from neutracer.render.document import (
     Findings,
     KeyValues,
     Note,
-    Paragraph,
     Place,
     Severity,
     Table,
@@ -930,9 +929,6 @@ class OverviewReport(Report):
             blocks.append(totals_table(device))
             if device.bill is not None:
                 blocks.append(bill_table(device, device.bill, len(self.devices) > 1))
-        if self.worst in (None, Severity.INFO):
-            unseen = _not_looked_at_text(self.not_looked_at)
-            blocks.append(Paragraph(f"Nothing wrong found; not looked at: {unseen}."))
         blocks.extend(_entries(tuple(map(_brief, self.findings[len(self._flaws) :]))))
         for device in self.devices:
             blocks.extend(holder_tables(device, len(self.devices) > 1))
@@ -941,7 +937,10 @@ class OverviewReport(Report):
                 blocks.extend(device.phases.blocks())
         if self._odd:
             blocks.append(KeyValues("Also", self._odd))
-        return Document(self.file or "this process", self._facts(), tuple(blocks))
+        unseen = _not_looked_at_text(self.not_looked_at)
+        healthy = f"Nothing wrong found; not looked at: {unseen}."
+        title = self.file or "this process"
+        return Document(title, self._facts(), tuple(blocks), healthy=healthy)
 
     def _facts(self) -> tuple[str, ...]:
         events = sum(device.events for device in self.devices)
