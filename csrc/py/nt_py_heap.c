@@ -400,16 +400,13 @@ cycles_search(const ph_describe_options *options, bool alive, cycles_found *foun
 {
     ph_heap *heap = NULL;
     nt_bitset dead = {.words = NULL}, live = {.words = NULL};
-    ph_later later = {.origin = NULL};
     ph_describe_options dying = *options;
     dying.dying = true;
-    dying.later = &later;
     nt_status status;
     NT_TRY_DONE(ph_heap_new(PH_FULL, false, &heap, err));
     found->objects = ph_heap_count(heap);
     NT_TRY_DONE(ph_heap_unreachable(heap, &dead, &found->dead, err));
     if (found->dead > 0) {
-        NT_TRY_DONE(ph_later_find(heap, &dead, &later, err));
         NT_TRY_DONE(ph_describe(heap, &dead, &dying, &found->garbage, err));
     }
     if (alive) {
@@ -417,7 +414,6 @@ cycles_search(const ph_describe_options *options, bool alive, cycles_found *foun
         NT_TRY_DONE(ph_describe(heap, &live, options, &found->alive, err));
     }
 done:
-    ph_later_clear(&later);
     nt_bitset_clear(&dead);
     nt_bitset_clear(&live);
     ph_heap_free(heap);

@@ -22,7 +22,6 @@ typedef struct ph_component {
     uint64_t bytes;
     uint64_t top_bytes[4]; /* its largest tensors, the largest first */
     uint32_t top[4];
-    uint32_t top_count;
     uint32_t tensors;
     uint32_t cycle; /* the entry of its shape, or NT_NONE */
     ph_device_bytes devices[4];
@@ -804,8 +803,12 @@ graph_fill(graph_round *round, const ph_component *kept, const ph_step *steps,
 {
     NT_TRY(graph_way(round, steps, count));
     NT_TRY(graph_begin(round, steps, count));
-    NT_TRY(graph_search(round, kept->top, kept->top_count));
-    for (uint32_t i = 0; i < kept->top_count; i++) {
+    uint32_t tensors = 0;
+    while (tensors < 4 && tensors < kept->tensors) {
+        tensors++;
+    }
+    NT_TRY(graph_search(round, kept->top, tensors));
+    for (uint32_t i = 0; i < tensors; i++) {
         if (nt_map_find(&round->ids, kept->top[i]) == NT_NONE) {
             NT_TRY(graph_tensor(round, kept->top[i]));
         }
@@ -928,21 +931,6 @@ describe_members(ph_state *s)
     return NT_OK;
 }
 
-/* What goes later is kept by the cycle that leads to it. */
-static void
-describe_own_later(ph_state *s)
-{
-    const ph_later *later = s->options.later;
-    for (uint32_t node = 0; later != NULL && later->origin != NULL && node < s->count;
-         node++) {
-        const uint32_t origin = later->origin[node];
-        if (origin != NT_NONE && s->owner[node] == NT_NONE &&
-            nt_bitset_has(s->set, node)) {
-            s->owner[node] = s->owner[origin];
-        }
-    }
-}
-
 static nt_status
 describe_components(ph_state *s, nt_error *err)
 {
@@ -954,7 +942,6 @@ describe_components(ph_state *s, nt_error *err)
     nt_graph_component_facts(s->graph, s->component, s->components, s->sizes,
                              s->cyclic);
     NT_TRY(nt_graph_owners(s->graph, s->component, s->components, s->owner, err));
-    describe_own_later(s);
     return describe_members(s);
 }
 
@@ -992,7 +979,7 @@ describe_add_device(ph_device_bytes *devices, uint32_t *count, uint32_t most,
 static void
 describe_rank(ph_component *kept, uint32_t node, uint64_t bytes)
 {
-    const uint32_t filled = kept->top_count;
+    const uint32_t filled = kept->tensors < 4 ? kept->tensors : 4;
     uint32_t at = filled;
     while (at > 0 && kept->top_bytes[at - 1] < bytes) {
         at--;
@@ -1006,7 +993,6 @@ describe_rank(ph_component *kept, uint32_t node, uint64_t bytes)
             moved * sizeof kept->top_bytes[0]);
     kept->top[at] = node;
     kept->top_bytes[at] = bytes;
-    kept->top_count += filled < 4;
 }
 
 static nt_status
@@ -1023,34 +1009,7 @@ describe_kept(ph_state *s, uint32_t component, ph_component **out)
     return NT_OK;
 }
 
-/* Counts a tensor to the cycle that keeps it, its storage once. `node`: NT_NONE for one
- * that only C++ knows. */
-static nt_status
-describe_count_tensor(ph_state *s, const ph_tensor *tensor, uint32_t owner,
-                      uint32_t node)
-{
-    uint64_t bytes = tensor->storage_bytes;
-    if (tensor->storage != 0) {
-        uint32_t before;
-        NT_TRY(nt_map_swap(&s->storages, tensor->storage, 1, &before, NULL));
-        bytes = before == NT_NONE ? bytes : 0;
-    }
-    if (owner == NT_NONE) {
-        s->out->loose_bytes += bytes;
-        return NT_OK;
-    }
-    ph_component *kept;
-    NT_TRY(describe_kept(s, owner, &kept));
-    if (node != NT_NONE) {
-        describe_rank(kept, node, bytes);
-    }
-    kept->tensors++;
-    kept->bytes += bytes;
-    describe_add_device(kept->devices, &kept->device_count, 4, tensor->device_type,
-                        tensor->device_index, bytes);
-    return NT_OK;
-}
-
+/* Counts a tensor to the cycle that keeps it, its storage once. */
 static nt_status
 describe_tensor(ph_state *s, uint32_t node)
 {
@@ -1060,7 +1019,25 @@ describe_tensor(ph_state *s, uint32_t node)
         !describe_wanted(&s->options, &tensor)) {
         return NT_OK;
     }
-    return describe_count_tensor(s, &tensor, ph_state_owner(s, node), node);
+    uint64_t bytes = tensor.storage_bytes;
+    if (tensor.storage != 0) {
+        uint32_t before;
+        NT_TRY(nt_map_swap(&s->storages, tensor.storage, 1, &before, NULL));
+        bytes = before == NT_NONE ? bytes : 0;
+    }
+    const uint32_t owner = ph_state_owner(s, node);
+    if (owner == NT_NONE) {
+        s->out->loose_bytes += bytes;
+        return NT_OK;
+    }
+    ph_component *kept;
+    NT_TRY(describe_kept(s, owner, &kept));
+    describe_rank(kept, node, bytes);
+    kept->tensors++;
+    kept->bytes += bytes;
+    describe_add_device(kept->devices, &kept->device_count, 4, tensor.device_type,
+                        tensor.device_index, bytes);
+    return NT_OK;
 }
 
 static nt_status
@@ -1072,14 +1049,6 @@ describe_tensors(ph_state *s)
     }
     for (uint32_t i = 0; i < s->extra_count; i++) {
         NT_TRY(describe_tensor(s, s->count + i));
-    }
-    const ph_later *later = s->options.later;
-    for (uint32_t i = 0; later != NULL && i < later->count; i++) {
-        const ph_later_tensor *one = &later->tensors[i];
-        if (describe_wanted(&s->options, &one->tensor)) {
-            NT_TRY(
-                describe_count_tensor(s, &one->tensor, s->owner[one->origin], NT_NONE));
-        }
     }
     return NT_OK;
 }

@@ -26,22 +26,6 @@
  * further ones. */
 #define PH_MOST_DEVICES 16
 
-/* A tensor that only C++ knows, and that goes with a dead node. */
-typedef struct ph_later_tensor {
-    uint32_t origin;
-    ph_tensor tensor;
-} ph_later_tensor;
-
-/* What collections after the next one free. */
-typedef struct ph_later {
-    uint32_t *origin; /* of a node of the walk that goes later: the dead node that leads
-                       * to it, else NT_NONE; NULL where nothing does */
-    uint32_t nodes;   /* of the walk */
-    ph_later_tensor *tensors;
-    uint32_t count;
-    size_t capacity;
-} ph_later;
-
 typedef struct ph_describe_options {
     int16_t device_type;  /* or PH_ANY_DEVICE, PH_ACCELERATORS */
     int16_t device_index; /* -1: any */
@@ -52,7 +36,6 @@ typedef struct ph_describe_options {
     /* NULL, or a map whose keys are signatures that are counted and not described: of
      * these nothing behind `objects` is filled in. */
     const nt_map *known;
-    const ph_later *later; /* NULL, or what the set has from ph_later_find */
 } ph_describe_options;
 
 typedef struct ph_node {
@@ -122,16 +105,6 @@ ph_describe(const ph_heap *heap, const nt_bitset *set,
             nt_error *err) NT_CHECKED;
 void
 ph_cycles_free(ph_cycles *cycles);
-
-/* Adds to `dead`, the unreachable nodes of a full walk, those that the collections
- * after the next one will find: C++ holds them by a graph that goes with what is dead.
- * Nothing is added where ph_graph_ready is false. `later` is empty before; its owner
- * clears it after a failure too. */
-nt_status
-ph_later_find(const ph_heap *heap, nt_bitset *dead, ph_later *later,
-              nt_error *err) NT_CHECKED;
-void
-ph_later_clear(ph_later *later);
 
 /* The nodes of a full walk in which live cycles are looked for: those that are not in
  * `dead`, less modules, their namespaces, and types, through which nearly all objects

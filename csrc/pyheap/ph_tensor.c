@@ -8,7 +8,6 @@
  *                              └─ autograd ──> AutogradMeta: grad_fn, requires_grad */
 #include "ph_tensor.h"
 
-#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -629,8 +628,9 @@ tensor_read_storage(const ph_tensor_layout *layout, const uint8_t *storage,
 }
 
 static bool
-tensor_read_impl(const ph_tensor_layout *layout, const uint8_t *impl, ph_tensor *out)
+ph_tensor_read_with(const ph_tensor_layout *layout, PyObject *object, ph_tensor *out)
 {
+    const uint8_t *impl = ph_load_pointer((const uint8_t *)object + layout->cdata);
     /* A tensor that was torn down has the one that stands for no tensor, and this has
      * no device. */
     if (impl == NULL || impl[layout->device + 2] != 1) {
@@ -653,13 +653,6 @@ tensor_read_impl(const ph_tensor_layout *layout, const uint8_t *impl, ph_tensor 
     out->use_count =
         layout->use_count == 0 ? 0 : ph_load_half(impl + layout->use_count);
     return true;
-}
-
-static bool
-ph_tensor_read_with(const ph_tensor_layout *layout, PyObject *object, ph_tensor *out)
-{
-    return tensor_read_impl(
-        layout, ph_load_pointer((const uint8_t *)object + layout->cdata), out);
 }
 
 bool
@@ -775,25 +768,13 @@ tensor_refuse_exception(nt_error *err)
     return status;
 }
 
-enum {
-    ASK_TYPE,
-    ASK_SETS,
-    ASK_DTYPES,
-    ASK_FIELDS,
-    ASK_NODE,
-    ASK_FUNCTION,
-    ASK_DEVICE,
-    ASK_GRAPH
-};
+enum { ASK_TYPE, ASK_SETS, ASK_DTYPES, ASK_FIELDS, ASK_NODE, ASK_FUNCTION, ASK_DEVICE };
 static const char *const ask_names[] = {
     "tensor_type", "layouts",       "dtypes",         "tensor_fields",
-    "node",        "function_type", "private_device", "graph",
+    "node",        "function_type", "private_device",
 };
 
 #define ASK_COUNT (sizeof ask_names / sizeof ask_names[0])
-
-static void
-graph_learn(PyObject *probe);
 
 static nt_status
 tensor_prepare_from(PyObject *const *answers, nt_error *err)
@@ -813,7 +794,6 @@ tensor_prepare_from(PyObject *const *answers, nt_error *err)
     Py_INCREF(state.type);
     Py_INCREF(state.function_type);
     ph_tensor_learnt = state;
-    graph_learn(answers[ASK_GRAPH]);
     return NT_OK;
 }
 
@@ -995,205 +975,6 @@ ph_node_each_hooks(PyObject *node, ph_node_visit visit, void *ctx)
         }
     }
     return 0;
-}
-
-/* ---- references in C++ ----------------------------------------------------------- */
-
-/* A node begins as a TensorImpl does, with a table and the count of references. Its
- * next nodes stand in a vector of pairs, the node's address first. */
-#define EDGE_WORDS 2
-
-/* More next nodes are not believed. */
-#define MOST_EDGES 65536
-
-typedef struct graph_layout {
-    bool ready;
-    size_t context;  /* in an object of a Function: the node's address, in bytes */
-    size_t object;   /* in a node: its object of Python */
-    size_t edges;    /*    " the vector's first word */
-    size_t variable; /*    " of the kind below: a TensorImpl */
-    uintptr_t leaf;  /* the table of nodes that accumulate into a leaf */
-    size_t grad;     /* in the AutogradMeta */
-} graph_layout;
-
-/* guard: the GIL */
-static graph_layout graph_known;
-
-/* The only place in `size` bytes from `from` on where a word stands; 0: none, or more.
- */
-static size_t
-graph_find(uintptr_t at, size_t from, size_t size, uintptr_t word)
-{
-    size_t found = 0;
-    for (size_t place = from; place + sizeof word <= size; place += sizeof word) {
-        if (node_load(at + place) == word) {
-            if (found != 0) {
-                return 0;
-            }
-            found = place;
-        }
-    }
-    return found;
-}
-
-/* Where a node has the vector of two next nodes. */
-static size_t
-graph_find_edges(uintptr_t node, uintptr_t left, uintptr_t right)
-{
-    const size_t bytes = EDGE_WORDS * sizeof(uintptr_t);
-    for (size_t word = 2; word + 2 < NODE_WORDS; word++) {
-        const size_t at = word * sizeof(uintptr_t);
-        const uintptr_t first = node_load(node + at);
-        if (first != 0 && first % sizeof(uintptr_t) == 0 &&
-            node_load(node + at + sizeof first) == first + 2 * bytes &&
-            node_load(first) == left && node_load(first + bytes) == right) {
-            return at;
-        }
-    }
-    return 0;
-}
-
-static uintptr_t
-graph_impl(PyObject *tensor)
-{
-    return node_load((uintptr_t)tensor + ph_tensor_learnt.layout.cdata);
-}
-
-/* A field of the tensor's AutogradMeta; 0 where there is none. */
-static uintptr_t
-graph_meta(uintptr_t impl, size_t offset)
-{
-    const uintptr_t meta = node_load(impl + ph_tensor_learnt.layout.autograd);
-    return meta == 0 ? 0 : node_load(meta + offset);
-}
-
-/* From (leaf with a gradient, its gradient, other leaf, their product, its node, the
- * two next ones, output of a Function, its ctx). What is asked of the counts: the
- * product and Python hold the node, Python and a node of C++ hold the leaf, and C++
- * holds the leaf's object while it does. */
-enum {
-    AT_LEAF,
-    AT_GRAD,
-    AT_PRODUCT,
-    AT_NODE,
-    AT_LEFT,
-    AT_RIGHT,
-    AT_OUTPUT,
-    AT_CONTEXT
-};
-
-static void
-graph_learn(PyObject *probe)
-{
-    graph_layout known = {.ready = false};
-    const size_t uses = ph_tensor_learnt.layout.use_count, words = NODE_WORDS;
-    if (!PyTuple_Check(probe) || PyTuple_GET_SIZE(probe) != AT_CONTEXT + 1 ||
-        uses == 0) {
-        return;
-    }
-    PyObject **of = &PyTuple_GET_ITEM(probe, 0);
-    const uintptr_t leaf = graph_impl(of[AT_LEAF]), node = node_address(of[AT_NODE]);
-    const uintptr_t left = node_address(of[AT_LEFT]);
-    const size_t size = words * sizeof(uintptr_t),
-                 past = ph_tensor_learnt.layout.grad_fn;
-    const uintptr_t context = graph_meta(graph_impl(of[AT_OUTPUT]), past);
-    if (graph_meta(graph_impl(of[AT_PRODUCT]), past) != node || context == 0) {
-        return;
-    }
-    known.object = graph_find(node, 0, size, (uintptr_t)of[AT_NODE]);
-    known.edges = graph_find_edges(node, left, node_address(of[AT_RIGHT]));
-    known.grad = graph_find(node_load(leaf + ph_tensor_learnt.layout.autograd), 0, past,
-                            graph_impl(of[AT_GRAD]));
-    known.context = graph_find((uintptr_t)of[AT_CONTEXT], sizeof(PyObject),
-                               (size_t)Py_TYPE(of[AT_CONTEXT])->tp_basicsize, context);
-    known.leaf = node_load(left);
-    known.variable = graph_find(left, 0, malloc_usable_size((void *)left), leaf);
-    known.ready = known.object != 0 && known.edges != 0 && known.grad != 0 &&
-                  known.context != 0 && known.variable != 0 &&
-                  node_load(context + known.object) == (uintptr_t)of[AT_CONTEXT] &&
-                  ph_load_half((const uint8_t *)node + uses) == 2 &&
-                  ph_load_half((const uint8_t *)context + uses) == 2 &&
-                  ph_load_half((const uint8_t *)leaf + uses) > 1 &&
-                  Py_REFCNT(of[AT_LEAF]) == 2;
-    graph_known = known;
-}
-
-bool
-ph_graph_ready(void)
-{
-    return graph_known.ready;
-}
-
-uintptr_t
-ph_graph_node(PyObject *object)
-{
-    const bool in_python =
-        tensor_derives(Py_TYPE(object), ph_tensor_learnt.function_type);
-    return in_python ? node_load((uintptr_t)object + graph_known.context)
-                     : node_address(object);
-}
-
-PyObject *
-ph_graph_object(uintptr_t node)
-{
-    return (PyObject *)node_load(node + graph_known.object);
-}
-
-uint32_t
-ph_graph_uses(uintptr_t counted)
-{
-    return ph_load_half((const uint8_t *)counted + ph_tensor_learnt.layout.use_count);
-}
-
-uintptr_t
-ph_graph_grad_fn(uintptr_t impl)
-{
-    return graph_meta(impl, ph_tensor_learnt.layout.grad_fn);
-}
-
-/* What stands for no tensor has no device. */
-static uintptr_t
-graph_defined(uintptr_t impl)
-{
-    const size_t has_device = ph_tensor_learnt.layout.device + 2;
-    return impl != 0 && ((const uint8_t *)impl)[has_device] == 1 ? impl : 0;
-}
-
-uintptr_t
-ph_graph_grad(uintptr_t impl)
-{
-    return graph_defined(graph_meta(impl, graph_known.grad));
-}
-
-uintptr_t
-ph_graph_variable(uintptr_t node)
-{
-    return node_load(node) == graph_known.leaf
-               ? graph_defined(node_load(node + graph_known.variable))
-               : 0;
-}
-
-uintptr_t
-ph_graph_edges(uintptr_t node, size_t *count)
-{
-    const size_t bytes = EDGE_WORDS * sizeof(uintptr_t);
-    const uintptr_t first = node_load(node + graph_known.edges);
-    const uintptr_t end = node_load(node + graph_known.edges + sizeof first);
-    const bool valid = first != 0 && end > first && (end - first) / bytes <= MOST_EDGES;
-    *count = valid ? (end - first) / bytes : 0;
-    return valid ? first : 0;
-}
-
-uintptr_t
-ph_graph_next(uintptr_t edges, size_t at)
-{
-    return node_load(edges + at * EDGE_WORDS * sizeof(uintptr_t));
-}
-
-bool
-ph_graph_read_tensor(uintptr_t impl, ph_tensor *out)
-{
-    return tensor_read_impl(&ph_tensor_learnt.layout, (const uint8_t *)impl, out);
 }
 
 /* ---- fields of types that publish none ------------------------------------------- */

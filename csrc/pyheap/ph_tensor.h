@@ -102,46 +102,6 @@ typedef int (*ph_node_visit)(void *ctx, int list, PyObject *dict);
 int
 ph_node_each_hooks(PyObject *node, ph_node_visit visit, void *ctx);
 
-/* The references of the graph in C++, read from memory without making an object: who
- * holds a node or a TensorImpl, and how often. An address is of a live object. Learnt
- * by ph_tensor_prepare where this torch counts references inside of its nodes;
- * elsewhere ph_graph_ready stays false, and the others are not to be called. */
-bool
-ph_graph_ready(void);
-
-/* The C++ node of an object for which ph_tensor_check_node holds; 0: none. */
-uintptr_t
-ph_graph_node(PyObject *object);
-
-/* The object of Python that belongs to a node, borrowed; NULL: none. */
-PyObject *
-ph_graph_object(uintptr_t node);
-
-/* Strong references to a node or a TensorImpl; an object of Python that belongs to it
- * has one of these. */
-uint32_t
-ph_graph_uses(uintptr_t counted);
-
-/* The node that made a tensor, and its gradient's TensorImpl; 0: none. */
-uintptr_t
-ph_graph_grad_fn(uintptr_t impl);
-uintptr_t
-ph_graph_grad(uintptr_t impl);
-
-/* The TensorImpl that a node accumulates into; 0: it is of another kind. */
-uintptr_t
-ph_graph_variable(uintptr_t node);
-
-/* The next nodes: *count of them, at ph_graph_next(edges, 0) and so on; 0: none. */
-uintptr_t
-ph_graph_edges(uintptr_t node, size_t *count);
-uintptr_t
-ph_graph_next(uintptr_t edges, size_t at);
-
-/* As ph_tensor_read. */
-bool
-ph_graph_read_tensor(uintptr_t impl, ph_tensor *out);
-
 /* ---- fields of types that publish none ------------------------------------------- */
 
 /* Fields of types that publish neither a struct nor members. An object of the type is

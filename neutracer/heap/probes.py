@@ -413,26 +413,6 @@ def node() -> object:
     return made
 
 
-def graph() -> tuple[object, ...] | None:
-    """Tensors and nodes that hold each other in C++; None if this torch has no such function.
-
-    A leaf and its gradient, a product with its node and the two next ones, and the output of a
-    `Function` with its ctx.
-    """
-    torch = _torch()
-    with _ordinary(torch, grad=True):
-        leaf = torch.ones(2, device="cpu", requires_grad=True)
-        leaf.grad = torch.ones(2, device="cpu")
-        product = leaf * torch.ones(2, device="cpu", requires_grad=True)
-        made = product.grad_fn
-        following = [function for function, _ in made.next_functions]
-        functions = sys.modules.get("torch.nn.modules._functions")
-        if not hasattr(functions, "BackwardHookFunction"):
-            return None
-        (output,) = functions.BackwardHookFunction.apply(leaf)  # type: ignore[union-attr]
-        return leaf, leaf.grad, product, made, *following, output, output.grad_fn
-
-
 def function_type() -> type:
     """The base type of autograd nodes implemented in Python."""
     base: type = _torch()._C._FunctionBase

@@ -52,8 +52,8 @@ class TensorCyclesReport(Report, Sequence[TensorCycle]):
 
     Attributes:
         cycles: The cycles by shape, garbage and alive together, most bytes first.
-        garbage_bytes: Tensor bytes that only collections will free, including those outside
-            cycles that wait for a finalizer, and those of later links of a chain.
+        garbage_bytes: Tensor bytes that only a collection will free, including those outside
+            cycles that wait for a finalizer.
         garbage_objects: Objects that a collection would find unreachable now.
         objects: Objects inspected.
         left_out_objects: Modules, their namespaces and types among them, which connect nearly
@@ -204,9 +204,7 @@ def _cycles(parts: Sequence[tuple[dict[str, Any], bool]]) -> list[TensorCycle]:
 
 
 def garbage_bytes(device: object = None) -> int:
-    """The tensor bytes that only collections would free, each storage once.
-
-    Cycles that autograd holds in a chain count too, though each goes in a collection of its own.
+    """The tensor bytes that only a collection would free, each storage once.
 
     Args:
         device: As for `find_tensor_cycles`.

@@ -9,7 +9,6 @@ import json
 import subprocess
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -257,60 +256,6 @@ def test_tensors_of_a_huge_ring_are_told() -> None:
     del first, last
     (cycle,) = find(include_alive=False)
     assert [tensor.shape for tensor in cycle.tensors] == [(cases.SIZE,)] * 4
-
-
-class Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        out = torch.sigmoid(x)
-        ctx.x = x
-        ctx.out = out
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return grad * ctx.out
-
-
-def gated_chain(depth: int, size: int = 1024) -> list[Any]:
-    """The products of a chain of outputs that their ctx keeps, after backward."""
-    x = torch.ones(size, requires_grad=True)
-    made = [x * 1.0]
-    for _ in range(depth):
-        made.append(made[-1] * Gated.apply(made[-1]))
-    made[-1].sum().backward()
-    return made
-
-
-@pytest.mark.parametrize("depth", [1, 3, 8])
-def test_what_later_collections_free_is_garbage_now(depth: int) -> None:
-    made = gated_chain(depth)
-    storages = 2 * depth + 2  # input and output of each, the leaf, its gradient
-    inputs = [weakref.ref(tensor) for tensor in made[:-1]]
-    before = neutracer.garbage_bytes("cpu")
-    del made
-    assert neutracer.garbage_bytes("cpu") - before == storages * 4096
-    found = neutracer.find_tensor_cycles("cpu", include_alive=False)
-    kept = sum(c.bytes for c in found if any("Gated" in node.label for node in c.graph.nodes))
-    assert kept == storages * 4096
-    for _ in range(depth - 1):
-        gc.collect()
-    assert inputs[0]() is not None
-    gc.collect()
-    assert all(one() is None for one in inputs)
-
-
-def test_what_is_still_in_use_in_a_chain_is_no_garbage() -> None:
-    made = gated_chain(4)
-    before = neutracer.garbage_bytes("cpu")
-    kept = made[2]
-    del made
-    # The two layers behind the one in use go, each with its output and its input.
-    assert neutracer.garbage_bytes("cpu") - before == 3 * 4096
-    for _ in range(4):
-        gc.collect()
-    assert kept.grad_fn is not None
-    assert neutracer.garbage_bytes("cpu") <= before
 
 
 FIRST_LOOK = """
