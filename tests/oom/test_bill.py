@@ -201,6 +201,19 @@ def test_a_retry_inside_of_except_is_named(handling: str) -> None:
     assert named == bool(handling)
 
 
+def test_a_retry_is_named_where_nothing_comes_round() -> None:
+    recording = Recording()
+    for _ in range(5):
+        recording.own(200, "keep")
+    recording.oom(200, 24, "keep")
+    recording.oom(100, 24, "keep")
+    handling = "OutOfMemoryError of retried (train.py:41)"
+    why = explained(
+        recording, limit_bytes=1024 * MiB, device_total_bytes=80 << 30, handling=handling
+    )
+    assert why.verdicts[0].message == "the attempt that failed before still holds 1,000 MiB"
+
+
 def test_weights_are_no_failed_attempt() -> None:
     recording = Recording()
     recording.own(600, "weights")
