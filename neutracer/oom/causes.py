@@ -1356,7 +1356,8 @@ def ranked(trials: Trials, case: Case, verdicts: Iterable[Verdict]) -> tuple[Ver
 def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
     place = float(KINDS.index(verdict.kind))
     growth = case.growth
-    if growth is not None and verdict.frees == growth.addresses and not case.still_grows:
+    grew = growth is not None and (growth.bytes, growth.addresses) == (verdict.bytes, verdict.frees)
+    if grew and not case.still_grows:
         # What came after the loop failed, and not the loop.
         place = float(len(KINDS))
     if verdict.finishes:

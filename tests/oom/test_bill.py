@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from bundle import DATA
-from oom_snapshots import Recording, explained
+from oom_snapshots import STACKS, Recording, explained
 
 import neutracer
 from neutracer.oom.bill import Bill, BillTerm, _split, asked_lines, bill_at
@@ -201,16 +201,17 @@ def test_a_retry_inside_of_except_is_named(handling: str) -> None:
     assert named == bool(handling)
 
 
-def test_a_retry_is_named_where_nothing_comes_round() -> None:
+def test_a_retry_is_named_where_its_attempt_looks_like_growth() -> None:
     recording = Recording()
     for _ in range(5):
         recording.own(200, "keep")
-    recording.oom(200, 24, "keep")
-    recording.oom(100, 24, "keep")
+    recording.oom(200, 70_000, "keep")
+    # The same line, called from elsewhere.
+    recording.oom(100, 70_000, "keep")
+    recording.trace[-1]["frames"] = [*STACKS["keep"][:1], *STACKS["program"]]
     handling = "OutOfMemoryError of retried (train.py:41)"
-    why = explained(
-        recording, limit_bytes=1024 * MiB, device_total_bytes=80 << 30, handling=handling
-    )
+    facts = {"limit_bytes": 1024 * MiB, "device_total_bytes": 80 << 30, "handling": handling}
+    why = explained(recording, **facts)
     assert why.verdicts[0].message == "the attempt that failed before still holds 1,000 MiB"
 
 
