@@ -780,7 +780,7 @@ def _evidence(case: Case, growth: Growth) -> tuple[Note, ...]:
         notes.append(Note(text, one.place))
         if one.callers:
             notes.append(Note("called by", one.callers[0]))
-        notes += _held_by(case, one.place)
+        notes += [note for note in _held_by(case, one.place) if note not in notes]
     return tuple(notes)
 
 
