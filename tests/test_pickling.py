@@ -172,6 +172,7 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "DragReport": drag_report,
     "EnvironmentReport": lambda: environment(neutracer.__version__),
     "ExplainReport": lambda: neutracer.explain(snapshot("frag_default")),
+    "PhasesReport": lambda: neutracer.phases(snapshot("frag_default")),
     "FragmentationReport": lambda: neutracer.fragmentation_report(snapshot("frag_default")),
     "HoldersReport": neutracer.notebook_holders,
     "LeakTrendReport": lambda: neutracer.leak_trend(snapshot("create_graph_leak")),

@@ -106,6 +106,8 @@ def _finish(snap: Snapshot, options: argparse.Namespace, failure: str) -> int:
         except (NeutracerError, OSError, ValueError) as error:
             return complain_of(options.output, error)
         report = overview(snap, options.output)
+        # Its assumptions are what a prediction rests on.
+        options.full = True
         print_report(report, options, sys.stdout)
     if failure:
         kept = f"; the part rehearsed so far is in {options.output}" if len(snap.events) else ""

@@ -172,8 +172,7 @@ def _who(survivors: Survivors) -> list[Note]:
         size = f"{share}{format_bytes(grown.bytes)} in {blocks}{kind}"
         if grown.holders:
             # Who keeps it is the program's to change, more than the line that made it.
-            notes.append(Note(f"{size}, held by {'; '.join(grown.holders)}"))
-            size = "made"
+            size += f", held by {'; '.join(grown.holders)}; made"
         notes.append(Note(f"{size} by", grown.place))
     if survivors.freed:
         place, count = survivors.freed[0]

@@ -108,6 +108,7 @@ class CellRecording:
         finally:
             if self._unfollow is not None:
                 self._unfollow()
+                self._unfollow = None
             now = hooks.state()
             others = now is not None and now.active
             if not others and (self._before is None or not self._before.threads):

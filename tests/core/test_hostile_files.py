@@ -499,7 +499,7 @@ def test_empty_file_is_named_empty() -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        (b'{"segments": []}', "JSON"),
+        (b'{"a": 1}', "JSON"),
         (b"<!DOCTYPE html><html></html>", "HTML"),
         (b"import torch\nprint(1)\n", "text"),
     ],

@@ -442,7 +442,7 @@ def test_live_says_who_holds_on_request() -> None:
         without_hooks(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert 'in 29 blocks, held by history["z"] made by' in said
+    assert 'in 29 blocks, held by history["z"]; made by' in said
     assert 'Who keeps it, and the line that made it 5.7 MiB 30 blocks history["z"]' in said
 
 

@@ -13,6 +13,7 @@ import struct
 import warnings
 from pathlib import Path
 
+import corpus
 import pytest
 from chromium import PROGRAM, Browser
 from impossible_files import SAID, put, sound
@@ -32,7 +33,6 @@ FACTS = "document.getElementById('facts').innerText"
 FINDINGS = "document.getElementById('findings').innerText"
 
 DATA = TESTS / "data"
-CORPUS = TESTS / "fuzz" / "corpus"
 SNAPSHOTS = sorted(path.name.partition(".")[0] for path in DATA.glob("*.pickle.xz"))
 SETTINGS = ("", "expandable_segments:True", "max_split_size_mb:64,roundup_power2_divisions:4")
 
@@ -343,8 +343,9 @@ def said_by_load(path):
 
 
 def test_what_is_refused_is_refused_in_the_same_words(core, tmp_path):
-    damaged = [path for path in sorted((CORPUS / "found").iterdir())[::9] if path.is_file()]
-    damaged += sorted((CORPUS / "fixed").iterdir())
+    corpus.unpack(tmp_path / "corpus")
+    damaged = sorted((tmp_path / "corpus" / "found").iterdir())[::9]
+    damaged += sorted((tmp_path / "corpus" / "fixed").iterdir())
     others = {
         "empty": b"",
         "text": b"no snapshot\n",
@@ -546,9 +547,20 @@ def test_a_dropped_file_has_the_findings_of_the_command(chromium, page, tmp_path
         "[a.querySelector('.word').textContent, a.querySelector('strong').textContent])"
     )
     report = neutracer.report(path)
-    wanted = [[str(one.severity), one.message] for one in report.findings if one.kind in LOOKED]
+    # The cause of a failure needs Python: the page says what was requested, and that it was not
+    # looked at.
+    wanted = [
+        [str(one.severity), "" if one.kind == "out_of_memory" else one.message]
+        for one in report.findings
+        if one.kind in LOOKED
+    ]
     others = ("not looked at", "history begins late")
-    assert [one for one in told if not any(words in one[1] for words in others)] == wanted
+    found = [
+        [word, "" if said.startswith("out of memory: requested") else said]
+        for word, said in told
+        if not any(words in said for words in others)
+    ]
+    assert found == wanted
 
 
 @pytest.mark.parametrize("kind", [*SAID, "segments_missing"])

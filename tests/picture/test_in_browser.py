@@ -94,7 +94,7 @@ def test_every_tab_shows_its_part(browser, page):
     ready(browser, page)
     assert browser.value("document.title") == "frag_default.pickle.xz"
     words = {
-        "overview": "out of memory: requested 1,579 MiB",
+        "overview": "out of memory: the process is limited to",
         "segments": "18 segments, 540 MiB; 134 MiB of it free, the largest hole 35.8 MiB",
         "stacks": "406 MiB in 60 blocks after event 2,374",
         "allocations": "816 allocations",
@@ -528,7 +528,7 @@ def test_first_screen_has_cause_cure_and_bill(browser, failed):
     why = neutracer.explain(FAILED)
     first = "document.querySelector('#findings article')"
     told = browser.value(f"{first}.innerText")
-    assert f"Why: {why.main.message}." in told
+    assert why.main.message in told
     assert f"Next step: {why.main.advice[0].text}" in told
     lowest = browser.value(f"{first}.getBoundingClientRect().bottom")
     assert lowest < 400

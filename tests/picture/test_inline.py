@@ -73,7 +73,7 @@ def test_page_runs_in_a_frame_that_reaches_nothing(policy: str, tmp_path: Path) 
         browser.open(path)
         wait_inside(browser, "document.documentElement?.dataset.ready === '1'")
         found = inside(browser, "document.querySelector('.findings').innerText")
-        assert "out of memory: requested 1,579 MiB" in found
+        assert "out of memory: the process is limited to" in found
         inside(browser, "document.querySelector('[data-tab=stacks]').click()")
         wait_inside(browser, "document.getElementById('stacks').hidden === false")
         reach = "(() => { try { return parent.document.title } catch (e) { return e.name } })()"

@@ -46,7 +46,7 @@ def test_backward_block_has_the_line_of_its_forward() -> None:
 
 
 def test_report_names_the_forward() -> None:
-    page = str(neutracer.report(pickle.dumps(_recording())))
+    page = str(neutracer.report(pickle.dumps(_recording())).to_dict())
     assert "backward of forward" in page
     assert "no Python stack" not in page
 

@@ -52,7 +52,8 @@ def test_place_is_the_models_line_with_its_node() -> None:
         "addmm in forward (model.py:12)": 4 * MIB,
         "forward (fx_generated_a1.py:9)": 2 * MIB,
     }
-    assert "addmm_1 in forward" in str(neutracer.report(pickle.dumps(_recording())))
+    said = neutracer.report(pickle.dumps(_recording())).to_dict()
+    assert "addmm_1 in forward" in str(said)
 
 
 def test_frames_have_what_pytorch_wrote() -> None:

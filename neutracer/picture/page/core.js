@@ -8,9 +8,10 @@ const [U64, I64] = [4, 5];
 const NO_OFFSET = 2 ** 32;
 const DECODER = new TextDecoder();
 
-// What a call of the core refused. `offset` is a byte of the input, or null.
+// What a call of the core refused. `offset` is a byte of the input, or null; of the first byte
+// nothing need be said.
 export const coreError = (status, message, offset = null) => Object.assign(
-  new Error(offset === null ? message : `${message} (at byte ${offset.toLocaleString("en-US")})`),
+  new Error(!offset ? message : `${message} (at byte ${offset.toLocaleString("en-US")})`),
   { status, sentence: true });
 
 // `host`: read(room) fills a Uint8Array and says how much of it, write(bytes), allowance().

@@ -102,7 +102,7 @@ rings_retire(nt_ring *ring) noexcept
 }
 
 void
-oom_note(int64_t, uint64_t, uint64_t, uint64_t) noexcept
+oom_note(int64_t, uint64_t, uint64_t, uint64_t)
 {
 }
 
