@@ -21,6 +21,7 @@ import neutracer
 from neutracer._native import core
 from neutracer.cli.setup import environment
 from neutracer.heap.tensor_cycles import CycleRunReport
+from neutracer.oom.messages import messages_report
 from neutracer.oom.page import OomReport
 from neutracer.overview import overview
 from neutracer.pickling import StaysHere
@@ -159,6 +160,13 @@ def cell_report() -> CellReport:
     )
 
 
+def oom_messages_report() -> Report:
+    line = "CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 8.00 GiB"
+    report = messages_report([f"{line} of which 7.00 GiB is free."], "job.log")
+    assert report is not None
+    return report
+
+
 REPORTS: dict[str, Callable[[], Report]] = {
     "AliveReport": lambda: neutracer.why_alive(Ring),
     "AutogradCyclesReport": neutracer.find_autograd_cycles,
@@ -172,6 +180,7 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "DragReport": drag_report,
     "EnvironmentReport": lambda: environment(neutracer.__version__),
     "ExplainReport": lambda: neutracer.explain(snapshot("frag_default")),
+    "OomMessagesReport": oom_messages_report,
     "PhasesReport": lambda: neutracer.phases(snapshot("frag_default")),
     "FragmentationReport": lambda: neutracer.fragmentation_report(snapshot("frag_default")),
     "HoldersReport": neutracer.notebook_holders,
