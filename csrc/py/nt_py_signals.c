@@ -113,7 +113,7 @@ signals_give_back(int signum)
 }
 
 static signals_waiter *
-signals_waiter_of(int number)
+signals_waiter_of(long number)
 {
     if (number >= 0 && number < MOST_WAITERS &&
         atomic_load(&waiters[number].process) == getpid()) {
@@ -121,6 +121,14 @@ signals_waiter_of(int number)
     }
     PyErr_SetString(PyExc_ValueError, "no such waiter in this process");
     return NULL;
+}
+
+/* The waiter of a number that Python gives; NULL with an exception. */
+static signals_waiter *
+signals_waiter_of_argument(PyObject *argument)
+{
+    const long number = PyLong_AsLong(argument);
+    return PyErr_Occurred() ? NULL : signals_waiter_of(number);
 }
 
 PyDoc_STRVAR(open_doc, "signals_open()\n--\n\n"
@@ -225,11 +233,7 @@ PyDoc_STRVAR(wake_doc, "signals_wake(waiter, /)\n--\n\n"
 static PyObject *
 signals_wake(PyObject *Py_UNUSED(module), PyObject *argument)
 {
-    const long number = PyLong_AsLong(argument);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    signals_waiter *waiter = signals_waiter_of((int)number);
+    signals_waiter *waiter = signals_waiter_of_argument(argument);
     if (waiter == NULL) {
         return NULL;
     }
@@ -248,11 +252,7 @@ PyDoc_STRVAR(close_doc, "signals_close(waiter, /)\n--\n\n"
 static PyObject *
 signals_close(PyObject *Py_UNUSED(module), PyObject *argument)
 {
-    const long number = PyLong_AsLong(argument);
-    if (PyErr_Occurred()) {
-        return NULL;
-    }
-    signals_waiter *waiter = signals_waiter_of((int)number);
+    signals_waiter *waiter = signals_waiter_of_argument(argument);
     if (waiter == NULL) {
         return NULL;
     }

@@ -46,14 +46,12 @@ class SettingsAdvice:
         setting: The first of them, as PYTORCH_CUDA_ALLOC_CONF takes it; "" is the default.
         tried: How many settings were replayed.
         is_sure: Whether a replay says that the program goes on under the first.
-        rounds: How many more rounds the best of all gets through.
     """
 
     notes: tuple[Note, ...] = ()
     setting: str = ""
     tried: int = 0
     is_sure: bool = False
-    rounds: int = 0
 
 
 def settings_advice(case: Case, trials: Trials) -> SettingsAdvice:
@@ -92,9 +90,8 @@ def _replayed(case: Case, trials: Trials) -> SettingsAdvice:
         found.append(rounder)
         may = "it may have fitted (replayed; its exact size is unknown)"
         notes.append(Note(_setting(rounder), detail=may))
-    furthest = max((one.rounds for kind in tried for one in kind), default=0)
     first = found[0] if found else ""
-    return SettingsAdvice(tuple(notes), first, sum(map(len, tried)), bool(passing), furthest)
+    return SettingsAdvice(tuple(notes), first, sum(map(len, tried)), bool(passing))
 
 
 def _passed(case: Case, trial: Trial) -> str:
@@ -1412,10 +1409,10 @@ def _told(case: Case, trial: Trial) -> tuple[Note, ...]:
     if trial.passes or case.rounds is None:
         return ()
     unit = case.rounds.unit
-    needs = f"{format_bytes(trial.bytes)} of the {format_bytes(case.usable)} there are"
     if trial.rounds:
         rounds = format_count(trial.rounds, f"more {unit}")
         return (Note(f"Without it {rounds} fit, and then it fails again (replayed)."),)
+    needs = f"{format_bytes(trial.bytes)} of the {format_bytes(case.usable)} there are"
     return (Note(f"Without it this {unit} does not fit either: it needs {needs} (replayed)."),)
 
 

@@ -20,17 +20,18 @@ from neutracer.whatif.settings import roundest
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 #: A size in one of PyTorch's messages, for `size_of`.
 SIZE_PATTERN = r"([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)"
-_SIZE = SIZE_PATTERN
 
 # Sizes in PyTorch's message, as the releases since 1.13 word them; 2.1 wrote "capacty".
 _IN_MESSAGE = {
-    "segment_bytes": re.compile(rf"Tried to allocate {_SIZE}"),
-    "device_total_bytes": re.compile(rf"(?:total capaci?ty of {_SIZE}|{_SIZE} total capacity)"),
-    "device_free_bytes": re.compile(rf"(?:of which {_SIZE} is free|{_SIZE} free)"),
-    "process_bytes": re.compile(rf"this process has {_SIZE} memory in use"),
-    "limit_bytes": re.compile(rf"{_SIZE} allowed"),
+    "segment_bytes": re.compile(rf"Tried to allocate {SIZE_PATTERN}"),
+    "device_total_bytes": re.compile(
+        rf"(?:total capaci?ty of {SIZE_PATTERN}|{SIZE_PATTERN} total capacity)"
+    ),
+    "device_free_bytes": re.compile(rf"(?:of which {SIZE_PATTERN} is free|{SIZE_PATTERN} free)"),
+    "process_bytes": re.compile(rf"this process has {SIZE_PATTERN} memory in use"),
+    "limit_bytes": re.compile(rf"{SIZE_PATTERN} allowed"),
 }
-_OTHERS = re.compile(rf"Process \d+ has {_SIZE} memory in use")
+_OTHERS = re.compile(rf"Process \d+ has {SIZE_PATTERN} memory in use")
 _DEVICE = re.compile(r"\bGPU (\d+)\b")
 
 _COUNTS = (

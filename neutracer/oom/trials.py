@@ -77,11 +77,6 @@ class Trial(PlainRow):
     rounds_tried: int
     bytes: int
 
-    @property
-    def is_proved(self) -> bool:
-        """Whether whole rounds were tried, and all succeed."""
-        return self.passes and self.rounds_tried > 0
-
 
 @dataclass(frozen=True)
 class Change:
@@ -108,11 +103,14 @@ class Change:
     is_least: bool = False
 
 
+_AS_IT_IS = Change("as it is", "")
+
+
 def replayer_of(snap: Snapshot, device: int, budget: Budget) -> Replayer:
     """The program, ready to be run where it may have what it could have had when it failed."""
     total = budget.total
     if budget.limit is not None and not budget.limit_is_guess:
-        # Of a limit whose device nobody knows, the share is of one that has enough.
+        # If the device is unknown, the share is of one that has enough.
         device_bytes = 2 * budget.limit if total is None else total
         share = min((budget.limit + 0.5) / device_bytes, 1.0)
         return Replayer(snap, device, capacity=device_bytes, fraction=share)
@@ -147,13 +145,13 @@ class Trials:
         if case.failure.event is None or case.timeline is None or case.snap.partial is not None:
             return False
         try:
-            if not self._replayer.check.is_exact:
-                return False
-            return not self.run(Change("as it is", "")).passes
+            works = self._replayer.check.is_exact and not self.run(_AS_IT_IS).passes
         except ValueError:
             # A state that no allocator can have been in, or no native allocator's.
+            works = False
+        if not works:
             self._found.clear()
-            return False
+        return works
 
     @cached_property
     def _replayer(self) -> Replayer:
@@ -478,7 +476,7 @@ class Trials:
         that ended shows what it goes on with."""
         if not self.works or not self.rounds:
             return None
-        return self.run(Change("as it is", "")).bytes
+        return self.run(_AS_IT_IS).bytes
 
     def savings(self) -> list[tuple[str, Trial]]:
         """Changes that need no smaller step, as `neutracer.savings` tries them: how to make each,

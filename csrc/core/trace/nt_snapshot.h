@@ -176,7 +176,7 @@ nt_snapshot_set_partial(nt_snapshot *snapshot, const char *reason);
  * empty_cache(): all of its calls, and none is another device's. It goes into
  * allocator_settings under NT_SNAPSHOT_CALLS, where PyTorch writes nothing. Of each
  * device once, one after the other, when all other settings are there: in a sealed
- * snapshot too, as long as nobody else has it. NT_ARGUMENT for anything else. */
+ * snapshot too, as long as nothing else reads it. NT_ARGUMENT for anything else. */
 #define NT_SNAPSHOT_CALLS "trace_empty_cache_calls"
 nt_status
 nt_snapshot_note_calls(nt_snapshot *snapshot, size_t device, const int32_t *events,
@@ -194,7 +194,7 @@ nt_snapshot_note_numbers(nt_snapshot *snapshot, const char *key, size_t device,
                          nt_error *err) NT_CHECKED;
 
 /* Adds one end of a range of the program: as nt_snapshot_add_annotation, under a name
- * of UTF-8, and in a sealed snapshot too, as long as nobody else has it. */
+ * of UTF-8, and in a sealed snapshot too, as long as nothing else reads it. */
 nt_status
 nt_snapshot_note_range(nt_snapshot *snapshot, const char *name, size_t length,
                        nt_annotation annotation, nt_error *err) NT_CHECKED;

@@ -654,11 +654,9 @@ program_find_reservation(program_maker *m)
 #define PROGRAM_DEFAULT_POOL ((nt_pool_id){0, 0})
 
 static nt_status
-program_add_step(program_maker *m, const nt_program_step *step)
+program_add_step(program *p, const nt_program_step *step, nt_error *err)
 {
-    program *p = m->p;
-    NT_TRY(
-        NT_GROW(&p->alloc, p->steps, p->step_capacity, p->face.step_count + 1, m->err));
+    NT_TRY(NT_GROW(&p->alloc, p->steps, p->step_capacity, p->face.step_count + 1, err));
     p->steps[p->face.step_count++] = *step;
     return NT_OK;
 }
@@ -720,7 +718,7 @@ program_add_malloc(program_maker *m, size_t i)
                              m->events->stream[at], &step.lane));
     m->last_lane = step.lane;
     NT_TRY(program_take_slot(m, m->rows[i], &step.slot));
-    return program_add_step(m, &step);
+    return program_add_step(m->p, &step, m->err);
 }
 
 /* The pool of the request that failed with event `i`. Where events do not say it, it is
@@ -784,7 +782,7 @@ program_add_oom(program_maker *m, size_t i)
     NT_TRY(program_find_lane(m, program_pool_of_oom(m, i), m->events->stream[at],
                              &step.lane));
     m->reserved_then = 0;
-    return program_add_step(m, &step);
+    return program_add_step(m->p, &step, m->err);
 }
 
 static nt_status
@@ -798,7 +796,7 @@ program_free_later(program_maker *m, size_t i, uint32_t row)
     m->slots[row] |= PROGRAM_LATER;
     m->pending++;
     m->p->face.has_later = true;
-    return program_add_step(m, &step);
+    return program_add_step(m->p, &step, m->err);
 }
 
 /* A free_requested, a free_completed, or with NT_PROGRAM_FREE both, of allocation
@@ -825,7 +823,7 @@ program_add_free(program_maker *m, size_t i, uint32_t row, nt_program_kind kind)
     m->slots[row] = NT_NONE;
     m->pending -= is_later;
     m->idle_slots[m->idle_count++] = step.slot;
-    return program_add_step(m, &step);
+    return program_add_step(m->p, &step, m->err);
 }
 
 static nt_status
@@ -866,7 +864,7 @@ program_release_pools(program_maker *m, size_t first, size_t end, uint32_t *only
                 .event = (int32_t)first,
                 .kind = NT_PROGRAM_RELEASE_POOL,
             };
-            NT_TRY(program_add_step(m, &step));
+            NT_TRY(program_add_step(m->p, &step, m->err));
             last = pool;
         }
     }
@@ -924,7 +922,7 @@ program_add_releases(program_maker *m, size_t i, size_t *end)
         step.kind = NT_PROGRAM_EMPTY_POOL;
         step.lane = pool;
     }
-    return program_add_step(m, &step);
+    return program_add_step(m->p, &step, m->err);
 }
 
 static nt_status
@@ -978,7 +976,7 @@ program_add_noted(program_maker *m, size_t i)
         .event = (int32_t)i - 1,
         .kind = NT_PROGRAM_EMPTY_CACHE,
     };
-    return is_silent ? program_add_step(m, &step) : NT_OK;
+    return is_silent ? program_add_step(m->p, &step, m->err) : NT_OK;
 }
 
 /* Room for all steps at once: what grows needs its old and its new place at a time. The
@@ -1178,16 +1176,6 @@ typedef struct program_editor {
     nt_error *err;
 } program_editor;
 
-static nt_status
-program_put(program_editor *e, const nt_program_step *step)
-{
-    program *p = e->p;
-    NT_TRY(
-        NT_GROW(&p->alloc, p->steps, p->step_capacity, p->face.step_count + 1, e->err));
-    p->steps[p->face.step_count++] = *step;
-    return NT_OK;
-}
-
 /* The calls of empty_cache() that come before event `event`. */
 static nt_status
 program_put_calls(program_editor *e, int32_t event)
@@ -1199,7 +1187,7 @@ program_put_calls(program_editor *e, int32_t event)
             .event = change->calls[e->next_call++],
             .kind = NT_PROGRAM_EMPTY_CACHE,
         };
-        NT_TRY(program_put(e, &call));
+        NT_TRY(program_add_step(e->p, &call, e->err));
     }
     return NT_OK;
 }
@@ -1222,7 +1210,7 @@ program_put_ends(program_editor *e, int32_t event)
                 .kind = NT_PROGRAM_FREE,
             };
             e->gone[slot] = 1;
-            NT_TRY(program_put(e, &step));
+            NT_TRY(program_add_step(e->p, &step, e->err));
         }
     }
     return NT_OK;
@@ -1256,7 +1244,7 @@ program_put_request(program_editor *e, const nt_program_step *from)
     if (step.kind == NT_PROGRAM_MALLOC) {
         e->gone[step.slot] = step.size == 0;
     }
-    return step.size == 0 ? NT_OK : program_put(e, &step);
+    return step.size == 0 ? NT_OK : program_add_step(e->p, &step, e->err);
 }
 
 static nt_status
@@ -1269,7 +1257,7 @@ program_put_steps(program_editor *e, const nt_program *from)
         if (step->kind == NT_PROGRAM_MALLOC || step->kind == NT_PROGRAM_OOM) {
             NT_TRY(program_put_request(e, step));
         } else if (step->slot == NT_NONE || e->gone[step->slot] == 0) {
-            NT_TRY(program_put(e, step));
+            NT_TRY(program_add_step(e->p, step, e->err));
         }
         program_note_owner(e, step);
     }
@@ -1435,23 +1423,13 @@ sequel_name(sequel_maker *m, uint32_t round, uint32_t stack, uint32_t *key)
 }
 
 static nt_status
-sequel_put(sequel_maker *m, const nt_program_step *step)
-{
-    program *p = m->p;
-    NT_TRY(
-        NT_GROW(&p->alloc, p->steps, p->step_capacity, p->face.step_count + 1, m->err));
-    p->steps[p->face.step_count++] = *step;
-    return NT_OK;
-}
-
-static nt_status
 sequel_put_request(sequel_maker *m, const nt_program_step *step, uint32_t round,
                    uint32_t stack)
 {
     uint32_t key;
     NT_TRY(sequel_name(m, round, stack, &key));
     NT_TRY(nt_map_set(&m->slots, sequel_pair(round, key), step->slot, m->err));
-    return sequel_put(m, step);
+    return program_add_step(m->p, step, m->err);
 }
 
 /* Frees, in the way of `step`, the block of a round and key, if it is in use. */
@@ -1468,7 +1446,7 @@ sequel_put_free(sequel_maker *m, const nt_program_step *step, uint32_t round,
     if (one.kind != NT_PROGRAM_FREE_LATER) {
         (void)nt_map_remove(&m->slots, pair);
     }
-    return sequel_put(m, &one);
+    return program_add_step(m->p, &one, m->err);
 }
 
 /* Where `like` was the last block of its stack in its round: frees what `round` made of
@@ -1554,7 +1532,7 @@ sequel_put_recorded(sequel_maker *m)
             return sequel_put_request(m, &step, round, m->stacks[step.event]);
         }
         NT_TRY(sequel_note(m, i, round));
-        NT_TRY(sequel_put(m, &step));
+        NT_TRY(program_add_step(m->p, &step, m->err));
     }
     return NT_OK;
 }
@@ -1585,7 +1563,7 @@ sequel_copy(sequel_maker *m, size_t i, uint32_t like, uint32_t round, uint32_t r
     nt_program_step step = *from;
     step.event = (int32_t)(nt_timeline_event_count(m->from->timeline) + round - failed);
     if (from->kind == NT_PROGRAM_EMPTY_CACHE) {
-        return sequel_put(m, &step);
+        return program_add_step(m->p, &step, m->err);
     }
     if (block.round == NT_NONE) {
         /* Blocks from before the rounds are gone already, and pools of the rounds

@@ -31,7 +31,7 @@ export const lists = (app) => {
       followed = null;
       await follow();
     };
-    // The list of events goes where the cursor is; what somebody scrolls to stays there.
+    // The list of events goes where the cursor is; a scroll of its own stays where it is.
     let followed = null;
     const follow = async () => {
       const { event } = app.state;
