@@ -201,7 +201,9 @@ def _place_columns(columns: Sequence[_Column], *, headed: bool, width: int) -> l
     gaps = [_HEADED_GAP if headed and column.is_figures else GAP for column in columns]
     widest = max((column.width for column in columns if column.is_figures), default=0)
     wide = [widest if headed and one.is_figures else min(one.width, _MOST_PLACE) for one in others]
-    least = last.width if last.is_figures else max(_LEAST_FLOW, display_width(last.heading))
+    least = max(_LEAST_FLOW, display_width(last.heading))
+    if last.is_figures:
+        least = widest if headed else last.width
     begin = 2 if headed else GAP
     if begin + sum(wide) + sum(gaps[1:]) + least > width:
         gaps = [_CLOSE_GAP] * len(columns)
@@ -209,14 +211,20 @@ def _place_columns(columns: Sequence[_Column], *, headed: bool, width: int) -> l
         for column in columns:
             if column.is_figures:
                 column.widen(widest)
-    fixed = begin + sum(gaps[1:]) + least + sum(one.width for one in others if one.is_figures)
+    least = last.width if last.is_figures else least
+    # Each column of texts leaves the others what they need at least.
+    needs = [
+        one.width if one.is_figures or one is last else min(one.width, _LEAST_FLOW)
+        for one in columns
+    ]
+    fixed = begin + sum(gaps[1:]) + least + sum(needs[:-1])
     begins = []
     for index, column in enumerate(columns):
         begin += gaps[index] if index else 0
         begins.append(begin)
         if column is not last:
-            column.narrow(width - fixed)
-            fixed += 0 if column.is_figures else column.width
+            column.narrow(width - fixed + needs[index])
+            fixed += column.width - needs[index]
         begin += column.width
     if columns:
         last.align(width - begins[-1])

@@ -155,6 +155,21 @@ def test_figures_stand_below_each_other() -> None:
     ]
 
 
+# From the least that its columns take.
+@pytest.mark.parametrize("width", range(67, 110))
+def test_no_figure_of_a_table_is_cut(width: int) -> None:
+    sizes = (2_200_000_000, 223_600_000, 1_976_000_000)
+    rows = tuple(
+        (Figure.bytes(size), name, Figure.bytes(size), "", Figure.bytes(size))
+        for size, name in zip(sizes, ("train.py:253", "free inside, of use", "x"), strict=True)
+    )
+    table = Table("The bill", rows, ("", "", "stands", "piled up", "this step"))
+    text = render_text(Document("Out of memory", (), (table,)), width)
+    assert "…" not in text
+    assert text.count(str(Figure.bytes(sizes[0]))) == 3
+    assert "this step" in text
+
+
 def test_headings_stand_above_the_widest_figure() -> None:
     table = Table("t", (("x", Figure("1", "MiB"), "why"),), ("", "reclaimable", "note"))
     assert render_text(Document("", blocks=(table,))).splitlines() == [
