@@ -1446,10 +1446,11 @@ def verdicts_of(case: Case, bill: Bill, trials: Trials) -> tuple[Verdict, ...]:
     state = first_state(case)
     if state is not None:
         return _with_state(trials, case, state, found)
-    needs = None
-    if case.growth is None:
-        needs = new_holder(case, trials) or too_large_a_step(case, trials)
     first = ranked(trials, case, found)
+    needs = None
+    # Where letting go of something lets the program go on, its step is not too large.
+    if case.growth is None and not any(one.finishes and one.frees for one in first):
+        needs = new_holder(case, trials) or too_large_a_step(case, trials)
     if needs is None and not any(_helps(verdict) for verdict in first):
         needs = too_little(case, trials)
     return first if needs is None else ranked(trials, case, (*found, needs))

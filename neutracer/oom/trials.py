@@ -437,21 +437,16 @@ class Trials:
     def share_that_passes(self) -> tuple[float, Trial] | None:
         """A share of the size of a step that passes, a sixteenth below the largest that does: the
         sizes of its rest are those of another round; None: a sixteenth does not pass."""
-        found = None
         low, high = 0, _PARTS
         while high - low > 1:
             part = (low + high) // 2
-            change = self._scaled(part)
-            trial = self._try(change)
-            if trial.passes:
-                found, low = (part / _PARTS, trial), part
-            else:
-                high = part
-        if found is not None and low > 1:
-            found = ((low - 1) / _PARTS, self._try(self._scaled(low - 1)))
-        if found is not None:
-            self._found[found[1].change] = found[1]
-        return found if found is not None and found[1].passes else None
+            passes = self._try(self._scaled(part)).passes
+            low, high = (part, high) if passes else (low, part)
+        if not low:
+            return None
+        part = max(low - 1, 1)
+        trial = self.run(self._scaled(part))
+        return (part / _PARTS, trial) if trial.passes else None
 
     def _scaled(self, part: int) -> Change:
         timeline, case = self._case.timeline, self._case
