@@ -322,6 +322,16 @@ plain_devices(const ph_device_bytes *devices, uint32_t count)
     return dict;
 }
 
+/* (nodes, edges, place of the edge to break, references). */
+static PyObject *
+cycles_cut(const void *cuts, uint32_t at)
+{
+    const ph_cut *cut = (const ph_cut *)cuts + at;
+    return Py_BuildValue("(NNII)", plain_nodes(cut->nodes, cut->node_count),
+                         plain_edges(cut->edges, cut->edge_count), (unsigned)cut->edge,
+                         (unsigned)cut->references);
+}
+
 /* None where they are not told. */
 static PyObject *
 cycles_nodes(const ph_cycle *cycle)
@@ -341,7 +351,7 @@ cycles_cycle(const ph_cycle *cycle, const ph_collection *collection)
         survivors += ph_collection_survived(collection, cycle->objects[i]);
     }
     return Py_BuildValue(
-        "{s:K,s:I,s:I,s:K,s:N,s:I,s:K,s:I,s:I,s:I,s:I,s:N,s:N}", "signature",
+        "{s:K,s:I,s:I,s:K,s:N,s:I,s:K,s:I,s:I,s:I,s:I,s:N,s:N,s:N,s:O}", "signature",
         (unsigned long long)cycle->signature, "count", (unsigned)cycle->count,
         "tensors", (unsigned)cycle->tensors, "bytes", (unsigned long long)cycle->bytes,
         "devices", plain_devices(cycle->devices, cycle->device_count), "survivors",
@@ -349,7 +359,9 @@ cycles_cycle(const ph_cycle *cycle, const ph_collection *collection)
         (unsigned)cycle->one_tensors, "one_objects", (unsigned)cycle->one_objects,
         "length", (unsigned)cycle->length, "chain_length",
         (unsigned)cycle->chain_length, "nodes", cycles_nodes(cycle), "edges",
-        plain_edges(cycle->edges, cycle->edge_count));
+        plain_edges(cycle->edges, cycle->edge_count), "cuts",
+        plain_list(cycle->cut_count, cycles_cut, cycle->cuts), "proved",
+        cycle->is_proved ? Py_True : Py_False);
 }
 
 /* None for no cycles at all. */
@@ -939,8 +951,9 @@ roots_loop(const void *loops, uint32_t at)
 {
     const ph_loop *loop = (const ph_loop *)loops + at;
     return Py_BuildValue(
-        "{s:N,s:I,s:I,s:K,s:O,s:O,s:N,s:N}", "way", roots_way(&loop->way), "objects",
-        (unsigned)loop->objects, "tensors", (unsigned)loop->tensors, "bytes",
+        "{s:N,s:I,s:I,s:I,s:K,s:O,s:O,s:N,s:N}", "way", roots_way(&loop->way), "cut",
+        (unsigned)ph_cut_choose(loop->way.nodes, loop->way.edges, loop->way.edge_count),
+        "objects", (unsigned)loop->objects, "tensors", (unsigned)loop->tensors, "bytes",
         (unsigned long long)loop->bytes, "hidden", loop->hidden ? Py_True : Py_False,
         "alive", loop->alive ? Py_True : Py_False, "devices",
         plain_devices(loop->devices, loop->device_count), "kept",

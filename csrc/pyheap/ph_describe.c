@@ -12,6 +12,7 @@
 /* One reference on the way: from `node` to the next one. */
 typedef struct ph_step {
     uint32_t node;
+    uint32_t holder; /* what refers to the next one: `node`, or its dict or cell */
     ph_edge_kind kind;
     const char *name;
 } ph_step;
@@ -398,7 +399,7 @@ ph_describe_steps(ph_state *s, const uint32_t *nodes, uint32_t count, bool close
         return nt_fail_nomem(err);
     }
     for (uint32_t at = 0; at < count; at++) {
-        raw[at] = (ph_step){.node = nodes[at]};
+        raw[at] = (ph_step){.node = nodes[at], .holder = nodes[at]};
     }
     chain c = {.state = s, .steps = raw, .count = count, .closed = closed};
     if (closed) {
@@ -408,11 +409,13 @@ ph_describe_steps(ph_state *s, const uint32_t *nodes, uint32_t count, bool close
     for (uint32_t at = 0, taken; at < count; at += taken) {
         if (count > MOST_NAMED && at >= NAMED_AT_AN_END &&
             at < count - NAMED_AT_AN_END) {
-            made[made_count++] = (ph_step){.node = raw[at].node, .name = ""};
+            made[made_count++] = raw[at];
+            made[made_count - 1].name = "";
             taken = 1;
         } else if (chain_merge(&c, at, &made[made_count++], &taken) != NT_OK) {
             return nt_fail_nomem(err);
         }
+        made[made_count - 1].holder = raw[(at + taken - 1) % count].node;
     }
     *steps = made;
     *step_count = made_count;
@@ -616,7 +619,7 @@ graph_node(graph_round *round, uint32_t number, uint32_t *id)
 
 static nt_status
 graph_edge(graph_round *round, uint32_t source, uint32_t target, const ph_step *step,
-           bool in_cycle)
+           uint32_t number, bool in_cycle)
 {
     ph_cycle *cycle = round->cycle;
     NT_TRY(graph_room(round, (void **)&cycle->edges, &round->edge_capacity,
@@ -629,6 +632,7 @@ graph_edge(graph_round *round, uint32_t source, uint32_t target, const ph_step *
                                                   .target = target,
                                                   .name = name,
                                                   .kind = step->kind,
+                                                  .step = number,
                                                   .in_cycle = in_cycle};
     return NT_OK;
 }
@@ -664,13 +668,13 @@ graph_way(graph_round *round, const ph_step *steps, uint32_t count)
         if (last == NT_NONE) {
             first = id;
         } else {
-            NT_TRY(graph_edge(round, last, id, &steps[last_at], true));
+            NT_TRY(graph_edge(round, last, id, &steps[last_at], last_at, true));
         }
         last = id;
         last_at = at;
     }
     round->cycle->chain_length = round->cycle->node_count;
-    return graph_edge(round, last, first, &steps[count - 1], true);
+    return graph_edge(round, last, first, &steps[count - 1], count - 1, true);
 }
 
 static size_t
@@ -791,7 +795,7 @@ graph_tensor(graph_round *round, uint32_t tensor)
         NT_TRY(graph_node(round, steps[i].node, &source));
         NT_TRY(graph_node(round, steps[i + 1].node, &target));
         if (!drawn) {
-            NT_TRY(graph_edge(round, source, target, &steps[i], false));
+            NT_TRY(graph_edge(round, source, target, &steps[i], i, false));
         }
     }
     return NT_OK;
@@ -1165,6 +1169,451 @@ describe_shapes(ph_state *s, nt_map *shapes, nt_error *err)
     return NT_OK;
 }
 
+/* ---- the cut --------------------------------------------------------------------- */
+
+/* Any reference of a way round breaks it. The one to name is the one that programs need
+ * least: a stored bound method, a closed-over variable, an exception kept in its own
+ * frame, a reference back to a parent; and one of the program rather than of a library.
+ * It is proved: with the references that were chosen so far taken out of the component,
+ * further ones are chosen until no cycle is left that keeps a wanted tensor. */
+
+#define CUT_OF_PROGRAM 16 /* above every rank of its kind */
+
+static bool
+cut_any_source(const ph_node *nodes, const ph_edge *way, uint32_t count,
+               ph_node_kind kind)
+{
+    for (uint32_t at = 0; at < count; at++) {
+        if (nodes[way[at].source].kind == kind) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether a weak reference is no help: the type allows none, or it would die at once.
+ */
+static bool
+cut_hides_its_use(const ph_node *target)
+{
+    static const char *const types[] = {"list",
+                                        "dict",
+                                        "tuple",
+                                        "str",
+                                        "bytes",
+                                        "bytearray",
+                                        "int",
+                                        "float",
+                                        "complex",
+                                        "bool",
+                                        "NoneType",
+                                        "slice",
+                                        "range",
+                                        "mappingproxy",
+                                        "cell",
+                                        "ellipsis",
+                                        "map",
+                                        "filter",
+                                        "enumerate",
+                                        "reversed",
+                                        "zip",
+                                        "defaultdict",
+                                        "SimpleNamespace",
+                                        "collections.defaultdict",
+                                        "list_iterator",
+                                        "tuple_iterator",
+                                        "dict_keyiterator",
+                                        "dict_valueiterator",
+                                        "dict_itemiterator",
+                                        "types.SimpleNamespace",
+                                        "functools.partial"};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (strcmp(target->type, types[i]) == 0) {
+            return true;
+        }
+    }
+    return target->is_strong;
+}
+
+/* Whether an attribute or a key usually refers back to an owner: "trainer", "_parent",
+ * "model_ctx", each with or without a number behind it. */
+static bool
+cut_leads_back(const char *name)
+{
+    static const char *const words[] = {
+        "parent", "owner",   "root",    "prev",      "back", "up",  "previous",
+        "outer",  "trainer", "manager", "container", "ctx",  "self"};
+    const char *end = name + strlen(name);
+    while (end > name && (end[-1] == '\'' || (end[-1] >= '0' && end[-1] <= '9'))) {
+        end--;
+    }
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        const size_t length = strlen(words[i]);
+        if ((size_t)(end - name) < length ||
+            memcmp(end - length, words[i], length) != 0) {
+            continue;
+        }
+        if (end - length == name || end[-(ptrdiff_t)length - 1] == '_' ||
+            end[-(ptrdiff_t)length - 1] == '\'') {
+            return true;
+        }
+    }
+    return false;
+}
+
+static int
+cut_rank_of_kind(ph_edge_kind kind)
+{
+    switch ((int)kind) {
+    case PH_EDGE_SELF: return 9;
+    case PH_EDGE_VARIABLE:
+    case PH_EDGE_DEFAULT: return 7;
+    case PH_EDGE_CALLBACK: return 6;
+    case PH_EDGE_ATTRIBUTE:
+    case PH_EDGE_LOCAL:
+    case PH_EDGE_AUTOGRAD: return 5;
+    case PH_EDGE_VALUE:
+    case PH_EDGE_ITEM:
+    case PH_EDGE_MEMBER:
+    case PH_EDGE_GLOBAL: return 4;
+    case PH_EDGE_CLASS:
+    case PH_EDGE_FIELD: return 3;
+    case PH_EDGE_FUNCTION: return 2;
+    case PH_EDGE_TYPE:
+    case PH_EDGE_GLOBALS:
+    case PH_EDGE_CELL:
+    case PH_EDGE_CLOSURE:
+    case PH_EDGE_INSTANCE_DICT: return 0;
+    default: return 1;
+    }
+}
+
+/* How easily a program does without a reference; higher is easier. */
+static int
+cut_rank(const ph_node *nodes, const ph_edge *way, uint32_t count, uint32_t at)
+{
+    const ph_edge *edge = &way[at];
+    const ph_node *source = &nodes[edge->source], *target = &nodes[edge->target];
+    const bool is_attribute = edge->kind == PH_EDGE_ATTRIBUTE;
+    const bool is_value = edge->kind == PH_EDGE_VALUE;
+    const bool is_item = edge->kind == PH_EDGE_ITEM;
+    if (source->kind == PH_NODE_TYPE && strcmp(edge->name, "__mro__") == 0) {
+        return 12;
+    }
+    if ((is_attribute || is_value || is_item) && target->kind == PH_NODE_EXCEPTION) {
+        return cut_any_source(nodes, way, count, PH_NODE_TRACEBACK) ? 11 : 5;
+    }
+    if (is_item && strcmp(source->type, "tuple") == 0) {
+        const ph_edge *before = &way[(at + count - 1) % count];
+        const char *holder = nodes[before->source].type;
+        return strcmp(holder, "functools.partial") == 0 ? 6 : 2;
+    }
+    if (is_attribute && cut_hides_its_use(target)) {
+        return 3;
+    }
+    if (edge->kind == PH_EDGE_LOCAL &&
+        cut_any_source(nodes, way, count, PH_NODE_EXCEPTION)) {
+        return 10;
+    }
+    if ((is_attribute || is_value) && cut_leads_back(edge->name)) {
+        return 8;
+    }
+    return cut_rank_of_kind(edge->kind);
+}
+
+/* Whether a file is of an installed package or of Python's library. */
+static bool
+cut_in_library(const char *file)
+{
+    return strstr(file, "/site-packages/") != NULL ||
+           strstr(file, "/dist-packages/") != NULL ||
+           strstr(file, "/lib/python3.") != NULL;
+}
+
+/* Whether the program's own code holds a reference: a container is its keeper's. */
+static bool
+cut_is_own(const ph_node *nodes, const ph_edge *way, uint32_t count, uint32_t at)
+{
+    for (uint32_t back = 0; back < count; back++) {
+        const char *file = nodes[way[(at + count - back) % count].source].file;
+        if (file[0] != '\0') {
+            return !cut_in_library(file);
+        }
+    }
+    return false;
+}
+
+uint32_t
+ph_cut_choose(const ph_node *nodes, const ph_edge *way, uint32_t count)
+{
+    uint32_t best = 0;
+    int best_rank = -1;
+    for (uint32_t at = 0; at < count; at++) {
+        int rank = cut_rank(nodes, way, count, at);
+        if (rank > 0 && cut_is_own(nodes, way, count, at)) {
+            rank += CUT_OF_PROGRAM;
+        }
+        if (rank >= best_rank) {
+            best = at;
+            best_rank = rank;
+        }
+    }
+    return best;
+}
+
+/* So many references of one component are named, */
+#define MOST_CUTS 8
+
+/* and nothing is proved of a component that keeps more objects than this. */
+#define MOST_PROVED (1u << 17)
+
+/* What a component keeps, as a graph of its own from which references are taken out. */
+typedef struct cut_round {
+    ph_state *state;
+    uint32_t component;
+    nt_map local;      /* number of an object -> its number here */
+    uint32_t *numbers; /* the other way round */
+    size_t count;
+    size_t capacity;
+    bool *wanted; /* of each object here: a tensor that was asked about */
+    nt_graph graph;
+    uint32_t *parts; /* the components that are left */
+    uint32_t *owners;
+    uint32_t part_count;
+} cut_round;
+
+static nt_status
+cut_add(cut_round *round, uint32_t number)
+{
+    if (nt_map_find(&round->local, number) != NT_NONE) {
+        return NT_OK;
+    }
+    NT_TRY(NT_GROW(&round->state->alloc, round->numbers, round->capacity,
+                   round->count + 1, NULL));
+    NT_TRY(nt_map_set(&round->local, number, (uint32_t)round->count, NULL));
+    round->numbers[round->count++] = number;
+    return NT_OK;
+}
+
+/* The component's objects, and behind them what it keeps; of a set that is dead, all of
+ * it: what leads to the component from another cycle keeps it, too. */
+static nt_status
+cut_gather(cut_round *round)
+{
+    const ph_state *s = round->state;
+    const uint32_t *members = s->members + s->member_first[round->component];
+    for (uint32_t i = 0; i < s->sizes[round->component]; i++) {
+        NT_TRY(cut_add(round, members[i]));
+    }
+    if (s->options.dying) {
+        for (size_t n = nt_bitset_next(s->set, 0);
+             n != NT_NO_MEMBER && round->count <= MOST_PROVED;
+             n = nt_bitset_next(s->set, n + 1)) {
+            NT_TRY(cut_add(round, (uint32_t)n));
+        }
+        return NT_OK;
+    }
+    for (size_t at = 0; at < round->count && round->count <= MOST_PROVED; at++) {
+        const uint32_t number = round->numbers[at];
+        for (uint32_t e = s->graph->first[number]; e < s->graph->first[number + 1];
+             e++) {
+            if (s->owner[s->graph->targets[e]] == round->component) {
+                NT_TRY(cut_add(round, s->graph->targets[e]));
+            }
+        }
+    }
+    return NT_OK;
+}
+
+/* The references between the objects; their number. With `targets` NULL they are only
+ * counted. */
+static uint32_t
+cut_references(const cut_round *round, uint32_t *first, uint32_t *targets)
+{
+    const nt_graph *graph = round->state->graph;
+    uint32_t count = 0;
+    for (size_t at = 0; at < round->count; at++) {
+        const uint32_t number = round->numbers[at];
+        if (targets != NULL) {
+            first[at] = count;
+        }
+        for (uint32_t e = graph->first[number]; e < graph->first[number + 1]; e++) {
+            const uint32_t target = nt_map_find(&round->local, graph->targets[e]);
+            if (target != NT_NONE) {
+                if (targets != NULL) {
+                    targets[count] = target;
+                }
+                count++;
+            }
+        }
+    }
+    return count;
+}
+
+/* Which of the objects are wanted tensors; where none is in the walk, as what only the
+ * set keeps is not, all that the cycle goes through. */
+static void
+cut_find_wanted(cut_round *round)
+{
+    const ph_state *s = round->state;
+    bool any = false;
+    for (size_t at = 0; at < round->count; at++) {
+        ph_tensor tensor;
+        PyObject *object = ph_state_object(s, round->numbers[at]);
+        round->wanted[at] = s->owner[round->numbers[at]] == round->component &&
+                            ph_tensor_check(object) &&
+                            ph_tensor_read(object, &tensor) &&
+                            describe_wanted(&s->options, &tensor);
+        any = any || round->wanted[at];
+    }
+    for (uint32_t at = 0; !any && at < s->sizes[round->component]; at++) {
+        round->wanted[at] = true;
+    }
+}
+
+/* Takes all references from one object to another out: they lead to the last node
+ * instead, which refers to nothing. How many there were. */
+static uint32_t
+cut_remove(cut_round *round, uint32_t holder, uint32_t target)
+{
+    nt_graph *graph = &round->graph;
+    const uint32_t from = nt_map_find(&round->local, holder);
+    const uint32_t to = nt_map_find(&round->local, target);
+    uint32_t removed = 0;
+    for (uint32_t e = graph->first[from]; e < graph->first[from + 1]; e++) {
+        if (graph->targets[e] == to) {
+            graph->targets[e] = graph->node_count - 1;
+            removed++;
+        }
+    }
+    return removed;
+}
+
+/* *node gets an object of a cycle that still keeps a wanted tensor, or NT_NONE. */
+static nt_status
+cut_left(cut_round *round, uint32_t *node, nt_error *err)
+{
+    *node = NT_NONE;
+    NT_TRY(nt_graph_components(&round->graph, NULL, round->parts, &round->part_count,
+                               err));
+    NT_TRY(nt_graph_owners(&round->graph, round->parts, round->part_count,
+                           round->owners, err));
+    uint32_t part = NT_NONE;
+    for (size_t at = 0; at < round->count && part == NT_NONE; at++) {
+        part = round->wanted[at] ? round->owners[at] : NT_NONE;
+    }
+    for (uint32_t at = 0; part != NT_NONE && *node == NT_NONE; at++) {
+        *node = round->parts[at] == part ? at : NT_NONE;
+    }
+    return NT_OK;
+}
+
+/* A further way round, through a node of the component as it is by now, with the
+ * reference to break. */
+static nt_status
+cut_further(cut_round *round, uint32_t node, ph_step **steps, uint32_t *count,
+            ph_cut *cut, nt_error *err)
+{
+    ph_state *s = round->state;
+    uint32_t *way, length;
+    nt_status status;
+    ph_cycle drawn = {.signature = 0};
+    graph_round graph = {.state = s, .cycle = &drawn};
+    NT_TRY(nt_graph_cycle(&round->graph, round->parts, node, &way, &length, err));
+    nt_map_init(&graph.ids, s->alloc);
+    for (uint32_t at = 0; at < length; at++) {
+        way[at] = round->numbers[way[at]];
+    }
+    NT_TRY_DONE(ph_describe_steps(s, way, length, true, steps, count, err));
+    ph_describe_turn(s, *steps, *count);
+    NT_TRY_DONE(graph_way(&graph, *steps, *count));
+    *cut = (ph_cut){.nodes = drawn.nodes,
+                    .node_count = drawn.node_count,
+                    .edges = drawn.edges,
+                    .edge_count = drawn.edge_count,
+                    .edge = ph_cut_choose(drawn.nodes, drawn.edges, drawn.edge_count)};
+done:
+    nt_map_clear(&graph.ids);
+    NT_RELEASE(&round->graph.alloc, way, length);
+    return status == NT_NOMEM ? nt_fail_nomem(err) : status;
+}
+
+/* Chooses one cut after the other, the first on the way round that is drawn. */
+static nt_status
+cut_all(cut_round *round, ph_step *steps, uint32_t count, ph_cycle *cycle,
+        nt_error *err)
+{
+    ph_cut *cut = cycle->cuts;
+    for (uint32_t node;; cut++) {
+        const uint32_t step = cut->edges[cut->edge].step;
+        cut->references =
+            cut_remove(round, steps[step].holder, steps[(step + 1) % count].node);
+        NT_TRY(cut_left(round, &node, err));
+        cycle->is_proved = node == NT_NONE;
+        if (cycle->is_proved || cycle->cut_count == MOST_CUTS) {
+            return NT_OK;
+        }
+        NT_TRY(cut_further(round, node, &steps, &count, cut + 1, err));
+        cycle->cut_count++;
+    }
+}
+
+static nt_status
+cut_prove(cut_round *round, ph_step *steps, uint32_t count, ph_cycle *cycle,
+          nt_error *err)
+{
+    const nt_alloc *alloc = &round->state->alloc;
+    nt_status status;
+    NT_TRY(cut_gather(round));
+    if (round->count > MOST_PROVED) {
+        return NT_OK;
+    }
+    const uint32_t nodes = (uint32_t)round->count + 1;
+    const uint32_t edges = cut_references(round, NULL, NULL);
+    NT_TRY_DONE(nt_graph_init(&round->graph, alloc, nodes, edges, err));
+    NT_TRY_DONE(NT_NEW(alloc, round->wanted, nodes, err));
+    NT_TRY_DONE(NT_NEW(alloc, round->parts, nodes, err));
+    NT_TRY_DONE(NT_NEW(alloc, round->owners, nodes, err));
+    (void)cut_references(round, round->graph.first, round->graph.targets);
+    round->graph.first[nodes - 1] = edges;
+    round->graph.first[nodes] = edges;
+    cut_find_wanted(round);
+    status = cut_all(round, steps, count, cycle, err);
+done:
+    NT_RELEASE(alloc, round->wanted, nodes);
+    NT_RELEASE(alloc, round->parts, nodes);
+    NT_RELEASE(alloc, round->owners, nodes);
+    nt_graph_clear(&round->graph);
+    return status;
+}
+
+/* The references to break in a cycle whose way round is drawn. */
+static nt_status
+describe_cuts(ph_state *s, uint32_t component, ph_step *steps, uint32_t count,
+              ph_cycle *cycle, nt_error *err)
+{
+    const uint32_t length = cycle->chain_length;
+    cut_round round = {.state = s, .component = component};
+    cycle->cuts = nt_arena_take(&s->out->arena, (MOST_CUTS + 1) * sizeof(ph_cut),
+                                _Alignof(ph_cut));
+    if (cycle->cuts == NULL) {
+        return nt_fail_nomem(err);
+    }
+    cycle->cuts[0] =
+        (ph_cut){.nodes = cycle->nodes,
+                 .node_count = length,
+                 .edges = cycle->edges,
+                 .edge_count = length,
+                 .references = 1,
+                 .edge = ph_cut_choose(cycle->nodes, cycle->edges, length)};
+    cycle->cut_count = 1;
+    nt_map_init(&round.local, s->alloc);
+    const nt_status status = cut_prove(&round, steps, count, cycle, err);
+    nt_map_clear(&round.local);
+    NT_RELEASE(&s->alloc, round.numbers, round.capacity);
+    return status == NT_NOMEM ? nt_fail_nomem(err) : status;
+}
+
 /* ---- one description a shape ----------------------------------------------------- */
 
 static int
@@ -1245,7 +1694,8 @@ describe_one(ph_state *s, ph_cycle *cycle, uint32_t at, nt_error *err)
     cycle->one_bytes = kept->bytes;
     cycle->one_tensors = kept->tensors;
     cycle->one_objects = s->sizes[component];
-    return ph_describe_graph(s, component, kept, steps, count, cycle, err);
+    NT_TRY(ph_describe_graph(s, component, kept, steps, count, cycle, err));
+    return describe_cuts(s, component, steps, count, cycle, err);
 }
 
 static nt_status

@@ -19,6 +19,9 @@
 /* A kind of edge that is made of several: function -> closure -> cell -> object. */
 #define PH_EDGE_VARIABLE ((ph_edge_kind)64)
 
+/* A reference that only PyTorch's graph knows. */
+#define PH_EDGE_AUTOGRAD ((ph_edge_kind)65)
+
 /* A node for the middle of a long cycle. */
 #define PH_NODE_FOLDED ((ph_node_kind)64)
 
@@ -54,8 +57,19 @@ typedef struct ph_edge {
     uint32_t target;
     const char *name;
     ph_edge_kind kind;
+    uint32_t step; /* its number on the way that it is drawn of */
     bool in_cycle;
 } ph_edge;
+
+/* A reference to break, on a way round. */
+typedef struct ph_cut {
+    const ph_node *nodes; /* of the way, in order */
+    uint32_t node_count;
+    const ph_edge *edges;
+    uint32_t edge_count;
+    uint32_t edge;       /* in `edges` */
+    uint32_t references; /* from its holder to its target: each has to go */
+} ph_cut;
 
 typedef struct ph_device_bytes {
     int16_t type;
@@ -82,6 +96,10 @@ typedef struct ph_cycle {
     uint32_t chain_length;
     ph_edge *edges; /* the way round first: chain_length of them */
     uint32_t edge_count;
+    ph_cut *cuts; /* what to break, the first one on the way round */
+    uint32_t cut_count;
+    bool is_proved; /* without these references no cycle is left that keeps its tensors
+                     */
 } ph_cycle;
 
 /* The cycles found, most bytes first. Owns all it points to. */
@@ -105,6 +123,12 @@ ph_describe(const ph_heap *heap, const nt_bitset *set,
             nt_error *err) NT_CHECKED;
 void
 ph_cycles_free(ph_cycles *cycles);
+
+/* The reference of a closed way that a program most easily does without: its place
+ * among the `count` edges, of which the last leads to the source of the first. Of
+ * equals the last, which closes the cycle. */
+uint32_t
+ph_cut_choose(const ph_node *nodes, const ph_edge *way, uint32_t count);
 
 /* The nodes of a full walk in which live cycles are looked for: those that are not in
  * `dead`, less modules, their namespaces, and types, through which nearly all objects

@@ -13,7 +13,6 @@
 /* Kinds of nodes and references that Python does not have. */
 #define PH_NODE_AUTOGRAD ((ph_node_kind)65)
 #define PH_NODE_ROOT ((ph_node_kind)66)
-#define PH_EDGE_AUTOGRAD ((ph_edge_kind)65)
 
 /* A reference that is joined to the graph. */
 typedef struct ph_link {

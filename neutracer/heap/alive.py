@@ -37,10 +37,12 @@ _CHAIN_ENDS = (7, 4)
 
 @dataclass(frozen=True)
 class Way:
-    """Nodes, each with an edge to the next; a closed way's last edge leads to the first node."""
+    """Nodes, each with an edge to the next; a closed way's last edge leads to the first node, and
+    `cut` is the place of the edge to break."""
 
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
+    cut: int = 0
 
     @property
     def chain(self) -> str:

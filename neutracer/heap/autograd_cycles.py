@@ -12,7 +12,7 @@ from neutracer._native import core
 from neutracer.errors import UnavailableError
 from neutracer.heap.alive import OWN_FILES, Way, way_from_core
 from neutracer.heap.autograd import read_autograd
-from neutracer.heap.cycles import choose_cut, node_from_core, reference_text, tensor_text
+from neutracer.heap.cycles import cut_at, node_from_core, reference_text, tensor_text
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Edge, TensorFacts, devices_sum, devices_text
 from neutracer.render.document import Block, Document, Note, Paragraph, Place, Severity
@@ -55,6 +55,7 @@ def begin_at(way: Way) -> Way:
     return Way(
         tuple(replace(node, id=at) for at, node in enumerate(nodes)),
         tuple(replace(edge, source=at, target=(at + 1) % count) for at, edge in enumerate(edges)),
+        (way.cut - best) % count,
     )
 
 
@@ -72,10 +73,9 @@ def choose_autograd_cut(way: Way) -> AutogradCut:
         cut = choose(way)
         if cut is not None:
             return cut
-    plain = choose_cut(way.nodes, way.edges)
-    return AutogradCut(
-        plain.edge, plain.text, plain.advice, way.nodes[way.edges[plain.edge].source].place
-    )
+    plain = cut_at(way.nodes, way.edges, way.cut)
+    place = way.nodes[way.edges[way.cut].source].place
+    return AutogradCut(plain.edge, plain.text, plain.advice, place)
 
 
 def _rank(way: Way, edge: Edge) -> int:
@@ -372,7 +372,7 @@ def _by_shape(loops: Iterable[Mapping[str, Any]]) -> list[AutogradCycle]:
     """One entry per shape: equal types, names and state."""
     shapes: dict[tuple[Any, ...], AutogradCycle] = {}
     for plain in loops:
-        way = begin_at(way_from_core(plain["way"]))
+        way = begin_at(replace(way_from_core(plain["way"]), cut=plain["cut"]))
         key = (plain["hidden"], plain["alive"], *_shape(way))
         cycle = _cycle(plain, way)
         shapes[key] = shapes[key].merged(cycle) if key in shapes else cycle

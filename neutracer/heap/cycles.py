@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import operator
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,32 +14,32 @@ from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Allocation, Edge, Node, TensorFacts, devices_sum, devices_text
 from neutracer.render.document import Place, clean
 from neutracer.render.report import PlainRow
+from neutracer.trace.stacks import Owner, origin_of
 from neutracer.units import format_bytes, format_count, format_duration_us
 
 # ---- Advice ------------------------------------------------------------------------------
 
-# Any reference of a cycle breaks it. The advice names the one that programs need least: a stored
-# bound method, a closed-over variable, an exception kept in its own frame, a parent reference.
-
-# Attribute names that usually hold a reference back to an owner.
-_BACKWARD = re.compile(
-    r"(?:^|_)(?:parent|owner|root|prev|previous|back|up|outer|container|trainer|manager|ctx|self)\d*$"
-)
+# The core chooses the references to break, and proves that without them no cycle is left; here
+# they get words. What only a library's own code could break, a collection has to free.
 
 
 @dataclass(frozen=True)
-class Cut:
-    """The reference to break.
+class Cut(PlainRow):
+    """A reference to break.
 
     Attributes:
-        edge: Its position among the edges of the cycle.
+        edge: Its position among the edges of its way round.
         text: The reference in words: "Callback.view_callback".
         advice: What to do, as a clause that begins with a verb.
+        place: Where the object that holds it, or its keeper, is defined; None if unknown.
+        package: The installed package whose code holds it; "" for the program's own.
     """
 
     edge: int
     text: str
     advice: str
+    place: Place | None = None
+    package: str = ""
 
 
 def reference_text(nodes: Sequence[Node], edge: Edge) -> str:
@@ -50,44 +49,52 @@ def reference_text(nodes: Sequence[Node], edge: Edge) -> str:
     return f"{label}{text}" if text.startswith((".", "[")) or not text else f"{label} {text}"
 
 
-def choose_cut(nodes: Sequence[Node], way: Sequence[Edge]) -> Cut:
-    """The best reference of a cycle to break; of equals the last, which closes the cycle.
+def cut_at(nodes: Sequence[Node], way: Sequence[Edge], at: int, references: int = 1) -> Cut:
+    """A reference of a cycle as the one to break.
 
     Args:
         nodes: The nodes of the graph.
         way: The edges of the cycle, in order; the last leads to the first's source.
+        at: The place of the reference in `way`.
+        references: How many references lead from its source to its target.
 
     Example:
         >>> nodes = (Node(0, "app.Callback", "Callback"), Node(1, "method", "m", kind="method"))
         >>> edges = (Edge(0, 1, "view", "attribute"), Edge(1, 0, "__self__", "self"))
-        >>> print(choose_cut(nodes, edges).advice)
+        >>> print(cut_at(nodes, edges, 1).advice)
         keep the function or a weakref.WeakMethod in Callback.view, not the bound method
     """
-    best, best_rank = 0, -1
-    for number, edge in enumerate(way):
-        rank = _rank(nodes, way, edge)
-        if rank >= best_rank:
-            best, best_rank = number, rank
-    edge = way[best]
-    return Cut(best, reference_text(nodes, edge), _advice(nodes, way, best))
+    # A container has no place of its own: it takes its keeper's.
+    before = (nodes[way[at - back].source].place for back in range(len(way)))
+    place = next((known for known in before if known is not None), None)
+    advice = _advice(nodes, way, at)
+    if references > 1:
+        advice += f" ({references} references to it)"
+    package = "" if place is None else _package(place.filename)
+    return Cut(at, reference_text(nodes, way[at]), advice, place, package)
 
 
-def _rank(nodes: Sequence[Node], way: Sequence[Edge], edge: Edge) -> int:
-    """Ranks a reference by how easily a program can do without it; higher is easier."""
-    source, target = nodes[edge.source], nodes[edge.target]
-    if _is_mro(nodes, edge):
-        return 12
-    if edge.kind in ("attribute", "value", "item") and target.kind == "exception":
-        return 11 if any(nodes[e.source].kind == "traceback" for e in way) else 5
-    if edge.kind == "item" and source.type == "tuple":
-        return 6 if _is_bound(nodes, way, edge) else 2
-    if edge.kind == "attribute" and _hides_its_use(target):
-        return 3
-    if edge.kind == "local" and any(nodes[e.source].kind == "exception" for e in way):
-        return 10
-    if edge.kind in ("attribute", "value") and _BACKWARD.search(edge.name.strip("'")):
-        return 8
-    return _RANKS.get(edge.kind, 1)
+def _package(filename: str) -> str:
+    origin = origin_of(filename)
+    if origin.owner is Owner.LIBRARY:
+        return origin.package
+    return {Owner.TORCH: "torch", Owner.PLUMBING: "Python"}.get(origin.owner, "")
+
+
+def _advice_on(label: str, cuts: Sequence[Cut], is_proved: bool) -> str:
+    """What to do about a cycle, all of it: the cuts, or a collection where the program's own code
+    can't make them."""
+    steps = "; and ".join(dict.fromkeys(cut.advice for cut in cuts))
+    packages = list(dict.fromkeys(cut.package for cut in cuts if cut.package))
+    if packages:
+        texts = " and ".join(dict.fromkeys(cut.text for cut in cuts if cut.package))
+        return (
+            f"call gc.collect() when finished with {label}: {texts}, set in "
+            f"{' and '.join(packages)}, would have to go"
+        )
+    if not is_proved:
+        return f"call gc.collect() when finished with {label}: more is needed than to {steps}"
+    return steps
 
 
 def _is_mro(nodes: Sequence[Node], edge: Edge) -> bool:
@@ -114,29 +121,6 @@ _NO_WEAKREF = frozenset(
         *("tuple_iterator", "zip", "map", "filter", "enumerate", "reversed"),
     )
 )
-
-
-_RANKS = {
-    "self": 9,
-    "closure_variable": 7,
-    "default": 7,
-    "callback": 6,
-    "attribute": 5,
-    "local": 5,
-    "autograd": 5,
-    "value": 4,
-    "item": 4,
-    "member": 4,
-    "global": 4,
-    "class": 3,
-    "field": 3,
-    "function": 2,
-    "type": 0,
-    "globals": 0,
-    "cell": 0,
-    "closure": 0,
-    "instance_dict": 0,
-}
 
 
 def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
@@ -273,7 +257,10 @@ class TensorCycle(PlainRow):
         tensors: The largest tensors that the described cycle keeps.
         tensor_count: Tensors that these cycles keep.
         objects: Objects that refer to each other in the described cycle.
-        cut: The reference to break, in words.
+        cuts: The references to break, all of them.
+        is_proved: Whether no cycle that keeps these tensors is left without these references;
+            False where more than eight would be needed, or the cycle is of too many objects.
+        cut: The references to break, in words.
         advice: How to break it, as a clause that begins with a verb.
         place: Where the object whose reference should be broken, or its keeper, is defined;
             None if unknown.
@@ -291,6 +278,8 @@ class TensorCycle(PlainRow):
     tensors: tuple[TensorFacts, ...]
     tensor_count: int
     objects: int
+    cuts: tuple[Cut, ...]
+    is_proved: bool
     cut: str
     advice: str
     place: Place | None
@@ -438,15 +427,12 @@ def cycle_from_core(
     )
     edges = [Edge(s, t, clean(name), kind, cycle) for s, t, name, kind, cycle in plain["edges"]]
     way = [edge for edge in edges if edge.in_cycle]
-    cut = choose_cut(nodes, way)
-    edges[edges.index(way[cut.edge])] = replace(way[cut.edge], cut=True)
+    cuts = tuple(_cut_from_core(one) for one in plain["cuts"])
+    edges[cuts[0].edge] = replace(way[cuts[0].edge], cut=True)
     tensors = sorted(
         (node.tensor for node in nodes if node.tensor is not None),
         key=lambda tensor: -tensor.storage_bytes,
     )
-    # A container has no place of its own: it takes its keeper's.
-    before = (nodes[way[cut.edge - back].source].place for back in range(len(way)))
-    place = next((known for known in before if known is not None), None)
     cycle = TensorCycle(
         signature=f"{plain['signature']:016x}",
         bytes=plain["bytes"],
@@ -456,14 +442,23 @@ def cycle_from_core(
         tensors=tuple(tensors),
         tensor_count=plain["tensors"],
         objects=plain["one_objects"],
-        cut=cut.text,
-        advice=cut.advice,
-        place=place,
+        cuts=cuts,
+        is_proved=plain["proved"],
+        cut=" and ".join(dict.fromkeys(cut.text for cut in cuts)),
+        advice=_advice_on(nodes[0].label, cuts, plain["proved"]),
+        place=cuts[0].place,
         graph=ObjectGraph(nodes, tuple(edges), notes=_notes(plain)),
         garbage=garbage,
         resurrected=plain["survivors"],
     )
     return replace(cycle, graph=replace(cycle.graph, title=_title(cycle, way)))
+
+
+def _cut_from_core(plain: Sequence[Any]) -> Cut:
+    rows, edges, at, references = plain
+    nodes = [node_from_core(number, row, {}) for number, row in enumerate(rows)]
+    way = [Edge(s, t, clean(name), kind, True) for s, t, name, kind, _ in edges]
+    return cut_at(nodes, way, at, references)
 
 
 def cycles_graph(cycles: Sequence[TensorCycle], most: int = 12) -> ObjectGraph:
