@@ -364,6 +364,12 @@ cycles_cycle(const ph_cycle *cycle, const ph_collection *collection)
         cycle->is_proved ? Py_True : Py_False);
 }
 
+static PyObject *
+cycles_storage(const void *storages, uint32_t at)
+{
+    return PyLong_FromUnsignedLongLong(((const uint64_t *)storages)[at]);
+}
+
 /* None for no cycles at all. */
 static PyObject *
 cycles_dict(const ph_cycles *cycles, const ph_collection *collection)
@@ -381,10 +387,12 @@ cycles_dict(const ph_cycles *cycles, const ph_collection *collection)
         }
     }
     return Py_BuildValue(
-        "{s:N,s:I,s:I,s:I,s:K,s:K}", "cycles", list, "components",
-        (unsigned)cycles->components, "others", (unsigned)cycles->others, "left_out",
-        (unsigned)cycles->left_out, "bytes", (unsigned long long)cycles->bytes,
-        "loose_bytes", (unsigned long long)cycles->loose_bytes);
+        "{s:N,s:N,s:I,s:I,s:I,s:K,s:K}", "cycles", list, "storages",
+        plain_list((uint32_t)cycles->storage_count, cycles_storage, cycles->storages),
+        "components", (unsigned)cycles->components, "others", (unsigned)cycles->others,
+        "left_out", (unsigned)cycles->left_out, "bytes",
+        (unsigned long long)cycles->bytes, "loose_bytes",
+        (unsigned long long)cycles->loose_bytes);
 }
 
 static ph_describe_options

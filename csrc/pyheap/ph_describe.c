@@ -1029,6 +1029,12 @@ describe_tensor(ph_state *s, uint32_t node)
         NT_TRY(nt_map_swap(&s->storages, tensor.storage, 1, &before, NULL));
         bytes = before == NT_NONE ? bytes : 0;
     }
+    if (bytes > 0 && tensor.data_ptr != 0) {
+        ph_cycles *out = s->out;
+        NT_TRY(NT_GROW(&s->alloc, out->storages, out->storage_capacity,
+                       out->storage_count + 1, NULL));
+        out->storages[out->storage_count++] = tensor.data_ptr;
+    }
     const uint32_t owner = ph_state_owner(s, node);
     if (owner == NT_NONE) {
         s->out->loose_bytes += bytes;
@@ -1838,6 +1844,7 @@ ph_cycles_free(ph_cycles *cycles)
     if (cycles != NULL) {
         const nt_alloc alloc = cycles->arena.alloc;
         NT_RELEASE(&alloc, cycles->cycles, cycles->capacity);
+        NT_RELEASE(&alloc, cycles->storages, cycles->storage_capacity);
         nt_arena_clear(&cycles->arena);
         nt_release(&alloc, cycles, sizeof *cycles);
     }

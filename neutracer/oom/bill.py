@@ -66,7 +66,8 @@ class BillTerm(PlainRow):
             `history["z"]`, `failures → exception → traceback → frame step → batch`, "no Python
             object: ..."; "" where the process was not asked.
         stands: What of it was there in every round before.
-        piled_up: By how much that had risen, round after round.
+        piled_up: By how much that had risen, round after round, or what else is older than the
+            round before this one.
         this_round: The rest of it.
     """
 
@@ -437,6 +438,7 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
     lines = _Lines(case.timeline, moments, names_passes=not case.failure.happened)
     floors = list(lines.floors(rounds))[1 if len(begins) > _FEWEST_ROUNDS + 1 else 0 :]
     before = lines.held(last) if begins else Counter[int]()
+    older = _older(case, lines, begins)
     now, counts = lines.held(case.at), lines.counts(case.at)
     if now.total() > case.room.allocated:
         # A pool that was set back to an earlier state has blocks over others.
@@ -454,10 +456,24 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
             ),
             [held[line] for held in floors],
             before[line],
+            older[line],
         )
         for line, nbytes in now.most_common()
         if nbytes
     ]
+
+
+def _older(case: Case, lines: _Lines, begins: Sequence[int]) -> Counter[int]:
+    """By line, the bytes that are there since before the round before the last."""
+    older = Counter[int]()
+    if case.timeline is None or len(begins) <= _FEWEST_ROUNDS:
+        return older
+    rows = case.timeline.allocations
+    made, sizes, stacks = (rows.codes(name) for name in ("alloc_event", "size", "stack"))
+    for row in case.live_rows:
+        if made[row] < begins[-2]:
+            older[lines.of_row(row, stacks[row])] += sizes[row]
+    return older
 
 
 def _holders(case: Case) -> dict[str, str]:
@@ -479,8 +495,9 @@ def _in_layout(case: Case, lines: _Lines) -> tuple[Counter[int], Counter[int]]:
     return now, counts
 
 
-def _split(term: BillTerm, floors: Sequence[int], before: int) -> BillTerm:
-    """A line's bytes by its floors over the rounds before, or by what was there before."""
+def _split(term: BillTerm, floors: Sequence[int], before: int, older: int = 0) -> BillTerm:
+    """A line's bytes by its floors over the rounds before, or by what was there before, and by
+    what is older than the round before."""
     size = term.bytes
     if len(floors) < _FEWEST_ROUNDS - 1:
         stands = min(before, size)
@@ -488,7 +505,8 @@ def _split(term: BillTerm, floors: Sequence[int], before: int) -> BillTerm:
     rises = sum(b > a for a, b in pairwise(floors))
     is_pile = floors[-1] > floors[0] and 2 * rises > len(floors) - 1
     stands = min(min(floors), size)
-    piled = min(floors[-1] - min(floors), size - stands) if is_pile else 0
+    piled = floors[-1] - min(floors) if is_pile else 0
+    piled = min(max(piled, older - stands), size - stands)
     return replace(term, stands=stands, piled_up=piled, this_round=size - stands - piled)
 
 

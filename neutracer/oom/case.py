@@ -31,6 +31,9 @@ from neutracer.trace.timeline import Layout, Timeline
 
 # What the explanation of an out-of-memory error is made of.
 
+# What an answer of who holds blocks begins with where no name of the program does.
+_NO_NAME = ("garbage", "no Python object", "no name leads to it")
+
 #: The kinds of verdicts, in the order in which the main one is chosen.
 KINDS = (
     "unreasonable_request",
@@ -541,7 +544,7 @@ class Case:
         """Who held the blocks of a line in the process, as a chain of names; "" where nothing of
         Python does, or it was not asked."""
         chains = dict(self.facts.holders).get(str(place), "").split("; ")
-        kept = (one for one in chains if not one.startswith(("garbage", "no Python object")))
+        kept = (one for one in chains if not one.startswith(_NO_NAME))
         return next(kept, "")
 
     @cached_property

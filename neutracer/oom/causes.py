@@ -646,6 +646,51 @@ def young_pile(case: Case, bill: Bill) -> Verdict | None:
     return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
 
 
+def left_behind(case: Case) -> Verdict | None:
+    """What is there of earlier steps at lines whose blocks go, as a rule, with the step that made
+    them: now and then something keeps those of one step."""
+    timeline, rounds = case.timeline, case.rounds
+    if timeline is None or rounds is None or len(rounds.begins) <= FEWEST:
+        return None
+    rows, begins = timeline.allocations, rounds.begins
+    names = ("alloc_event", "free_event", "stack", "size", "address")
+    made, freed, stacks, sizes, at = (rows.codes(name) for name in names)
+    first, last = bisect_left(made, begins[0]), bisect_left(made, begins[-2])
+    # What a line makes in the first step that runs it stays in many programs.
+    began: dict[int, int] = {}
+    goes: Counter[int] = Counter()
+    for row in range(first, last):
+        number = bisect_right(begins, made[row])
+        if began.setdefault(stacks[row], number) < number:
+            soon = begins[min(number + 1, len(begins) - 1)]
+            goes[stacks[row]] += 1 if 0 <= freed[row] < soon else -1
+    kept = [
+        row
+        for row in case.live_rows
+        if first <= row < last
+        and goes[stacks[row]] > 0
+        and began[stacks[row]] < bisect_right(begins, made[row])
+    ]
+    nbytes = sum(sizes[row] for row in kept)
+    if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
+        return None
+    by_line = grouped((case.snap.stacks[stacks[row]], sizes[row], 1) for row in kept)
+    steps = len({bisect_right(begins, made[row]) for row in kept})
+    of_steps = f"{steps} of {format_count(len(begins) - 1, rounds.unit)}"
+    evidence: tuple[Note, ...] = ()
+    for place, size, count in by_line[:_TOLD]:
+        text = f"{format_bytes(size)} in {format_count(count, 'block')} of {of_steps}, by"
+        evidence += (Note(text, place), *_held_by(case, place))
+    evidence = tuple(dict.fromkeys(evidence))
+    place = by_line[0][0]
+    modules = {stack for stack in goes if role_of(case.snap.stacks[stack]) is Role.MODULE}
+    graph = sum(sizes[row] for row in kept if stacks[row] in modules)
+    advice, remedy = _release(case, place, 2 * graph > nbytes)
+    message = f"leak: {format_bytes(nbytes)} of earlier {rounds.unit}s is still there"
+    frees = frozenset(at[row] for row in kept)
+    return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
+
+
 def cache_growth(case: Case) -> Verdict | None:
     """What is made anew in every step, each time larger than what it replaces."""
     growth = _piled_up(case)
@@ -799,8 +844,11 @@ def _let_go(case: Case, place: Place, of_modules: bool) -> Note:
     text = "drop what is no longer needed, move it to the CPU, or keep numbers (loss.item())"
     chain = case.holder_of(place)
     trains = case.timeline is not None and bool(case.timeline.passes.backward)
-    if "autograd graph" in chain or (of_modules and trains):
-        text = "keep numbers, not tensors with their graph (loss.item(), x.detach())"
+    if "autograd graph" in chain or (not chain and of_modules and trains):
+        text = (
+            "keep no graph from step to step: detach() what is kept or handed on, keep numbers "
+            "(loss.item()), or run what no backward pass goes through under torch.no_grad()"
+        )
     return Note(f"{text} in {chain}") if chain else Note(f"{text}:", place)
 
 
@@ -808,17 +856,32 @@ def _let_go(case: Case, place: Place, of_modules: bool) -> Note:
 _OF_AN_EXCEPTION = ("traceback", "__context__", "__cause__")
 
 
+def _release(case: Case, place: Place, of_modules: bool) -> tuple[tuple[Note, ...], Remedy]:
+    """How to let go of what a line makes, by what holds it."""
+    held, remedy = case.holder_of(place), Remedy("release", place=place)
+    if any(word in held for word in _OF_AN_EXCEPTION):
+        text = "keep str(error), not the exception: its traceback keeps frames and their tensors"
+        return (Note(text), Note(f"it is held by {held}")), remedy
+    if ".grad → autograd graph" in held:
+        return (*_CREATE_GRAPH, Note(f"it is held by {held}")), remedy
+    return (_let_go(case, place, of_modules),), remedy
+
+
+# Of gradients that have a graph.
+_CREATE_GRAPH = (
+    Note(
+        "use torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True), "
+        "which leaves the graph in every parameter's .grad, or set all of them to None after it "
+        "(model.zero_grad())"
+    ),
+)
+
+
 def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
     notes: tuple[Note, ...]
     held = case.holder_of(growth.growers[0].place)
-    if any(word in held for word in _OF_AN_EXCEPTION):
-        notes = (
-            Note(
-                "keep str(error), not the exception: its traceback keeps frames and their tensors"
-            ),
-            Note(f"it is held by {held}"),
-        )
-        return notes, Remedy("release", place=growth.growers[0].place)
+    if any(word in held for word in (*_OF_AN_EXCEPTION, ".grad → autograd graph")):
+        return _release(case, growth.growers[0].place, of_modules=False)
     if growth.create_graph is not None:
         notes = (
             Note(
@@ -1357,6 +1420,9 @@ def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
     if grew and not case.still_grows:
         # What came after the loop failed, and not the loop.
         place = float(len(KINDS))
+    elif verdict.frees:
+        # What piles up does so again, under other settings and on a larger device.
+        place -= len(KINDS)
     if verdict.finishes:
         return (0, place, 0.0)
     if verdict.suffices and verdict.finishes is None:
@@ -1442,6 +1508,10 @@ def verdicts_of(case: Case, bill: Bill, trials: Trials) -> tuple[Verdict, ...]:
     candidates.append(process_cap(case, trials))
     if case.growth is None:
         candidates += [made_again(case), young_pile(case, bill)]
+        # That it is in the way only a replay can say: blocks may well live for some steps.
+        late = left_behind(case) if trials.works else None
+        if late is not None and _tried(trials, case, late).finishes:
+            candidates.append(late)
     found = [one for one in candidates if one is not None]
     state = first_state(case)
     if state is not None:

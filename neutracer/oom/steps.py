@@ -319,9 +319,6 @@ _LET_GO = 0.25
 _HIGHER = 1.1
 _FEWEST_SINCE = 2 * _PARTS
 
-# What grows by size keeps about as many blocks: fewer more than one in so many steps.
-_STEPS_A_BLOCK = 5
-
 
 @dataclass(frozen=True)
 class Grower:
@@ -550,7 +547,7 @@ def _grower(
         blocks[-1],
         (held[-1] - held[0]) // (len(held) - 1),
         len(held),
-        (blocks[-1] - blocks[0]) * _STEPS_A_BLOCK < len(held),
+        _grows_by_size(held, blocks),
         role is Role.MODULE,
         role is Role.BUILD,
         callers_of(stack),
@@ -559,6 +556,13 @@ def _grower(
     if ends and grower.by_size:
         return None, []
     return grower, [addresses[row] for row, _, high in rows if high == len(begins)]
+
+
+def _grows_by_size(held: Sequence[int], blocks: Sequence[int]) -> bool:
+    """Whether most of what came is that blocks are larger, and not that there are more of them."""
+    first = next((at for at, count in enumerate(blocks) if count), 0)
+    more = (blocks[-1] - blocks[first]) * (held[-1] // max(blocks[-1], 1))
+    return 2 * more < held[-1] - held[first]
 
 
 def _ends(held: Sequence[int]) -> list[int]:

@@ -196,9 +196,9 @@ class Trials:
             program = program.edit(change.sizes, change.ends)
         begins, like, after, rounds = self._sequel
         growth = self._growth if change.grows else None
-        return program.go_on(
-            self._event, begins, like, after, rounds, self._stretch, growth, self._stays
-        )
+        # A smaller batch has its own margin.
+        stretch = self._stretch if change.cost == "batch" else self._ample
+        return program.go_on(self._event, begins, like, after, rounds, stretch, growth, self._stays)
 
     def _run(self, program: core.Program, change: Change, limit: int, timing: int) -> Trial:
         replayer, case = self._replayer, self._case
@@ -328,6 +328,14 @@ class Trials:
             scales = codes[row] in wanted
             stretch[made[row]] = larger.get(_nearest(known, sizes[row]), ratio) if scales else 1.0
         return stretch
+
+    @cached_property
+    def _ample(self) -> array[float] | None:
+        """The same with the margin of what is not known: a part larger."""
+        stretch = self._stretch
+        if stretch is None:
+            return None
+        return array("d", (one * (1 + 1 / _PARTS) if one > 1 else one for one in stretch))
 
     @cached_property
     def _stays(self) -> bytes:

@@ -64,9 +64,8 @@ from neutracer.units import format_bytes, format_count
 _MOST_FRAMES = 64
 _SITE_FRAMES = 12
 
-# Tensors of a function that are reported, and shapes of garbage whose addresses are.
+# Tensors of a function that are reported.
 _MOST_TENSORS = 12
-_MOST_SHAPES = 50
 
 _OWN = str(Path(__file__).absolute().parents[1]) + os.sep
 _RUNNER = run_program.__code__.co_filename
@@ -201,16 +200,14 @@ def _uses(device: int) -> tuple[int | None, int | None]:
 def _garbage(device: int) -> tuple[int | None, tuple[int, ...]]:
     """Bytes that a collection would free, and where such memory begins; None: not known."""
     try:
-        found = core.find_cycles(*device_filter(f"cuda:{device}"), 0, _MOST_SHAPES, False)
+        found = core.find_cycles(*device_filter(f"cuda:{device}"), 0, 0, False)
     except (RuntimeError, ValueError):
         # The layout of this Python's heap, or of this torch's tensors, is not known.
         return None, ()
     part = found["garbage"]
     if part is None:
         return 0, ()
-    tensors = [row[6] for cycle in part["cycles"] for row in cycle["nodes"] if row[6] is not None]
-    addresses = tuple(sorted({int(tensor[5]) for tensor in tensors if tensor[5]}))
-    return int(part["bytes"] + part["loose_bytes"]), addresses
+    return int(part["bytes"] + part["loose_bytes"]), tuple(sorted(part["storages"]))
 
 
 def _tensors(frame: FrameType | None) -> tuple[str, ...]:

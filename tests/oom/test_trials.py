@@ -144,3 +144,27 @@ def test_steady_rounds_stay_steady(number: int) -> None:
 
     # Of 3 rounds that are repeated in turn: the same one is the last.
     assert final(4) == final(4 + 3 * 12)
+
+
+def kept_now_and_then(steps: int = 30) -> Recording:
+    """Steps that free what they made, but for four of them, of which it stays."""
+    recording = Recording()
+    works = recording.segment(20)
+    for number in range(steps):
+        recording.metadata = f"step {number}"
+        block = recording.alloc(works, 20, "forward")
+        if number in (3, 4, 5, 6):
+            works = recording.segment(20)
+        else:
+            recording.free(block)
+    recording.metadata = f"step {steps}"
+    recording.alloc(works, 20, "forward")
+    recording.oom(20, 0, "forward")
+    return recording
+
+
+def test_what_stays_of_some_steps_alone_is_named_and_its_release_is_replayed() -> None:
+    first = explained(kept_now_and_then()).verdicts[0]
+    assert (first.kind, first.finishes) == ("leak", True)
+    assert first.bytes == 4 * 20 * MIB
+    assert "of earlier steps is still there" in first.message
