@@ -139,10 +139,13 @@ build/integrations/.hosts: pyproject.toml Makefile | setup-test
 	    'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	printf '%s\n' "import site; site.addsitedir('$$packages')" >$$own/tests.pth
 	@build/integrations/bin/python -m pip --disable-pip-version-check -q install \
-	    'neutracer[$(subst $(eval) ,$(comma),$(HOSTS))]' pytest-asyncio pytest-rerunfailures
+	    'neutracer[$(subst $(eval) ,$(comma),$(HOSTS))]' pytest-asyncio pytest-rerunfailures \
+	    duckdb jsonschema perfetto
+	@npm install --silent --prefix build/integrations speedscope || \
+	    echo "without npm, speedscope is not opened"
 	@touch $@
 
-test-integrations: build/integrations/.hosts  ## trainers, trackers and pytest's plugins, for real
+test-integrations: build/integrations/.hosts  ## trainers, trackers, other tools' files, for real
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=$(CURDIR) build/integrations/bin/python \
 	    -m pytest -p no:cacheprovider tests/integrations
 

@@ -27,6 +27,7 @@ if _typing.TYPE_CHECKING:
         TensorCycleWarning,
         UnavailableError,
     )
+    from neutracer.exporting import export
     from neutracer.fragmentation.report import fragmentation_report
     from neutracer.heap.alive import why_alive
     from neutracer.heap.autograd_cycles import find_autograd_cycles
@@ -97,6 +98,7 @@ __all__ = [
     "diff",
     "drag",
     "explain",
+    "export",
     "find_autograd_cycles",
     "find_tensor_cycles",
     "fragmentation_report",
@@ -155,6 +157,7 @@ _MODULES = {
     "neutracer.whatif.what_if": ("what_if",),
     "neutracer.run.serve": ("serve_metrics",),
     "neutracer.run.training": ("training",),
+    "neutracer.exporting": ("export",),
     "neutracer.errors": (
         "HistoryWarning",
         "LimitError",

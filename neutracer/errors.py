@@ -79,6 +79,7 @@ _RELEASES = {
     "fsspec": "fsspec>=2023.9",
     "matplotlib": "matplotlib>=3.7",
     "prometheus_client": "prometheus-client>=0.19",
+    "pyarrow": "pyarrow>=15",
     "resvg-py": "resvg-py>=0.5",
     "rich": "rich>=13",
     "shtab": "shtab>=1.7.2",

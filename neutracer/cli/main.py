@@ -43,6 +43,7 @@ _COMMANDS = {
     ),
     "view": _Command("look", "view", "write a snapshot as one offline page"),
     "plot": _Command("look", "plot", "draw memory over time, fragmentation or ranks"),
+    "export": _Command("look", "export", "write tables, flame graphs or a Perfetto trace"),
     "top": _Command("look", "top", "follow the memory of a running job in the terminal"),
     "setup": _Command("set up", "setup", "show what is installed, compile hooks, measure kernels"),
 }
