@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -113,6 +114,8 @@ def _options(words: list[str]) -> argparse.Namespace:
         if hasattr(options, "file") and all(os.path.isfile(word) for word in unknown):
             what = f"{options.command} takes one file; diff, leak, plot and ranks take several"
         commands.choices[options.command].error(what)
+    if getattr(options, "budget", None) and options.format == "json" and options.budget < math.inf:
+        commands.choices[options.command].error("--budget cuts text; JSON is always whole")
     return options
 
 

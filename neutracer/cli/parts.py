@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import codecs
 import io
+import math
 import os
 import re
 import sys
@@ -29,6 +30,9 @@ FAILED = 2
 
 # A smaller `--capacity` lacks its unit.
 _LEAST_DEVICE = 1 << 20
+
+# The characters of a verdict, its line of code and what to do.
+_LEAST_BUDGET = 500
 
 # Folders of a workspace in which the file of an annotation is looked for.
 _MOST_FOLDERS = 10_000
@@ -104,7 +108,10 @@ _ENDINGS = {".json": "json", ".md": "markdown", ".html": "html", ".htm": "html"}
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
-    """Add the options for how a report is shown: `--format`, `--json`, `--brief`, `--full`."""
+    """Add the options for how a report is shown, and `budget`, how much of it: None is the page
+    without details."""
+    from neutracer.render.text import BRIEF, WHOLE
+
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--format",
@@ -119,8 +126,24 @@ def add_format(parser: argparse.ArgumentParser) -> None:
         help="JSON with a versioned schema",
     )
     much = parser.add_mutually_exclusive_group()
-    much.add_argument("--brief", action="store_true", help="only the answer, in five lines")
-    much.add_argument("--full", action="store_true", help="all evidence and all tables")
+    for name, budget, text in (
+        ("--brief", BRIEF, "only the answer, in five lines"),
+        ("--full", WHOLE, "all evidence and all tables"),
+    ):
+        much.add_argument(name, dest="budget", action="store_const", const=budget, help=text)
+    much.add_argument(
+        "--budget",
+        type=_budget,
+        metavar="N",
+        help=f"at most N characters of text (at least {_LEAST_BUDGET}), the most telling first",
+    )
+
+
+def _budget(text: str) -> int:
+    if not text.isdecimal() or int(text) < _LEAST_BUDGET:
+        wanted = f"a number of characters, at least {_LEAST_BUDGET}"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+    return int(text)
 
 
 def add_fail_on(parser: argparse.ArgumentParser, text: str, verdicts: Sequence[str] = ()) -> None:
@@ -392,8 +415,9 @@ def write_reports(
         page.write("".join(render_page(one.document(), one.picture()) for one in reports))
     else:
         form = form or (options and options.format) or "text"
-        brief = options is not None and options.brief
-        _put(reports, argparse.Namespace(format=form, brief=brief, full=not brief), page)
+        budget = None if options is None else options.budget
+        budget = math.inf if budget is None else budget
+        _put(reports, argparse.Namespace(format=form, budget=budget), page)
     return written(path, page.getvalue())
 
 
@@ -410,22 +434,21 @@ def _put(reports: Sequence[Report], options: argparse.Namespace, out: TextIO) ->
     """Write reports to a stream as the options of `add_format` say."""
     from neutracer.render.markdown import render_markdown
     from neutracer.render.report import dump
-    from neutracer.render.text import brief_lines, show, show_lines, terminal_width, write
+    from neutracer.render.text import show_lines, terminal_width, text_lines, write
 
     if options.format == "json":
         several = {"schema": "neutracer.reports/1", "reports": tuple(reports)}
         dump(reports[0] if len(reports) == 1 else several, out)
         return
+    # Pages share the budget, with an empty line between them.
+    budget = options.budget and (options.budget + 1) / len(reports) - 1
     for number, report in enumerate(reports):
-        page = report.document() if options.full else report.document().in_short()
         if number:
             out.write("\n")
         if options.format == "markdown":
-            write(render_markdown(page, brief=options.brief) + "\n", out)
-        elif options.brief:
-            show_lines(brief_lines(page, terminal_width(out)), out)
+            write(render_markdown(report.document(), budget) + "\n", out)
         else:
-            show(page, out)
+            show_lines(text_lines(report.document(), terminal_width(out), budget), out)
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from typing import Any
 
@@ -107,7 +108,7 @@ def _finish(snap: Snapshot, options: argparse.Namespace, failure: str) -> int:
             return complain_of(options.output, error)
         report = overview(snap, options.output)
         # Its assumptions are what a prediction rests on.
-        options.full = True
+        options.budget = math.inf if options.budget is None else options.budget
         print_report(report, options, sys.stdout)
     if failure:
         kept = f"; the part rehearsed so far is in {options.output}" if len(snap.events) else ""

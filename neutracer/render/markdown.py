@@ -7,6 +7,7 @@ Tables are laid out as text in fences, since chats have none; places and command
 from __future__ import annotations
 
 import re
+from itertools import chain
 
 from neutracer.render.document import (
     Block,
@@ -22,7 +23,7 @@ from neutracer.render.document import (
     clean,
     sentence,
 )
-from neutracer.render.text import render_text
+from neutracer.render.text import BRIEF, WHOLE, fitted, render_text
 
 # Columns of a fence that a comment shows without scrolling.
 _FENCE_WIDTH = 100
@@ -32,24 +33,33 @@ _FENCE_WIDTH = 100
 _MARKUP = re.compile(r"@\w[\w/-]*|[\\`*<>\[\]~|]|(?<!\w)[_#]|_(?!\w)")
 
 
-def render_markdown(document: Document, *, brief: bool = False) -> str:
+def render_markdown(document: Document, budget: float | None = WHOLE) -> str:
     """Write a document as Markdown: its answer, its title, and below them the rest.
 
     Args:
-        document: The page.
-        brief: Only the answer and the title.
+        document: The page, in full.
+        budget: As for `fitted`; `BRIEF` is the answer and the title. A table is never cut.
 
     Example:
         >>> print(render_markdown(Document("run.pickle", ("1 device", "complete"))))
         **run.pickle** · 1 device · complete
     """
+    if budget == BRIEF:
+        return "\n".join(_lines(document.in_short(), brief=True))
+    lines, more = fitted(document, budget, _lines)
+    return "\n".join([*lines, "", more] if more else lines)
+
+
+def _lines(document: Document, *, brief: bool = False) -> list[str]:
+    """A page in lines, of which a fence is one."""
     answer, page = document.arranged(brief=brief)
     parts = [] if answer is None else [_block(answer)]
     title = [f"**{_text(page.title)}**"] if page.title else []
     parts.append(" · ".join([*title, *map(_text, page.facts)]))
     if not brief:
         parts += map(_block, page.blocks)
-    return "\n\n".join(filter(None, parts))
+    shown = ([part] if part.startswith("```") else part.split("\n") for part in parts if part)
+    return list(chain.from_iterable(("", *lines) for lines in shown))[1:]
 
 
 def _block(block: Block) -> str:

@@ -6,13 +6,14 @@ Widths are in terminal cells. Colour is added only on a terminal (`Console`), ne
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
-from typing import Any, NamedTuple, TextIO
+from itertools import accumulate, chain, pairwise
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 from neutracer.render.document import (
     TERMINAL_STYLES,
@@ -291,8 +292,7 @@ def render_text(document: Document, width: int = WIDTH, max_lines: int | None = 
         >>> print(render_text(Document("run.pickle", ("1 device", "complete"))))
         run.pickle   1 device · complete
     """
-    lines = layout(document, width, max_lines)
-    return "\n".join("".join(span.text for span in line).rstrip() for line in lines)
+    return "\n".join(map(line_text, layout(document, width, max_lines)))
 
 
 def layout(document: Document, width: int = WIDTH, max_lines: int | None = None) -> list[Line]:
@@ -321,13 +321,68 @@ def layout(document: Document, width: int = WIDTH, max_lines: int | None = None)
 # The answer takes this many lines.
 _BRIEF_LINES = 5
 
+#: Budgets of a page: only its answer, and all of it.
+BRIEF, WHOLE = 0.0, math.inf
 
-def brief_lines(document: Document, width: int = WIDTH) -> list[Line]:
-    """The answer of a page in at most five lines: verdict, line of code, what to do, title.
+# Of the line that says how to get more.
+_MORE_BYTES = 80
 
-    A page without an answer begins with its title.
+Part = TypeVar("Part", Line, str)
+
+
+def fitted(
+    document: Document, budget: float | None, laid: Callable[[Document], list[Part]]
+) -> tuple[list[Part], str]:
+    """As much of a page as fits a budget, its beginning first.
+
+    Args:
+        document: The page, in full.
+        budget: The most bytes of UTF-8, with those of a last line that says how to get more. None
+            is the page without details, `WHOLE` all of it.
+        laid: Lays a page out in lines.
+
+    Returns:
+        The lines, and the last line; "" if the budget cuts nothing.
     """
-    answer, page = document.arranged(brief=True)
+    short = laid(document.in_short())
+    if budget is None:
+        return short, ""
+    whole = laid(document)
+    if fitting(whole, budget) == len(whole):
+        return whole, ""
+    count = fitting(short, budget - _MORE_BYTES)
+    missing = format_count(len(whole) - count, "more line")
+    return short[:count], f"… {missing}: --full, or a larger --budget"
+
+
+def fitting(lines: Sequence[Line | str], budget: float) -> int:
+    """The number of lines that fit a budget of bytes; empty ones at their end are left out."""
+    texts = list(map(line_text, lines))
+    ends = accumulate(len(text.encode("utf-8", "replace")) + 1 for text in texts)
+    count = sum(end <= budget for end in ends)
+    while count and not texts[count - 1]:
+        count -= 1
+    return count
+
+
+def line_text(line: Line | str) -> str:
+    """A line as plain text, without trailing spaces."""
+    return line if isinstance(line, str) else "".join(span.text for span in line).rstrip()
+
+
+def text_lines(document: Document, width: int, budget: float | None) -> list[Line]:
+    """Lay out as much of a document as fits a budget.
+
+    Args:
+        document: The page, in full.
+        width: As for `render_text`.
+        budget: As for `fitted`; `BRIEF` is the answer in five lines: verdict, line of code, what
+            to do, title. A page without an answer begins with its title.
+    """
+    if budget != BRIEF:
+        lines, more = fitted(document, budget, lambda page: layout(page, width))
+        return [*lines, (Span(more, "muted"),)] if more else lines
+    answer, page = document.in_short().arranged(brief=True)
     lines = [] if answer is None else _block_lines(answer, width)
     if not lines:
         lines = [line for line in layout(page, width) if line]
@@ -516,8 +571,7 @@ def _columns() -> int:
 def show_lines(lines: list[Line], stream: TextIO) -> None:
     """Print laid-out lines."""
     if not (stream.isatty() and colour_wanted() and _show_rich(lines, stream)):
-        text = "\n".join("".join(span.text for span in line).rstrip() for line in lines)
-        write(text + "\n", stream)
+        write("\n".join(map(line_text, lines)) + "\n", stream)
 
 
 def write(text: str, stream: TextIO) -> None:

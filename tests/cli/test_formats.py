@@ -64,6 +64,33 @@ def test_brief_is_five_lines(name: str, capsys: Capture) -> None:
     assert 1 <= len(_printed(capsys, [*COMMANDS[name], "--brief"]).splitlines()) <= 5
 
 
+@pytest.mark.parametrize("form", ["text", "markdown"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_budget_is_kept_and_begins_with_the_answer(name: str, form: str, capsys: Capture) -> None:
+    words = [*COMMANDS[name], "--format", form]
+    whole, short = (_printed(capsys, [*words, *much]) for much in (["--full"], []))
+    assert _printed(capsys, [*words, "--budget", str(len(whole.encode()))]) == whole
+    for budget in (500, 900, 1400):
+        text = _printed(capsys, [*words, "--budget", str(budget)])
+        assert len(text.encode()) <= budget
+        if text != whole:
+            *lines, last = text.splitlines()
+            assert short.splitlines()[: len(lines)] == lines or form == "markdown"
+            assert short.startswith(lines[0])
+            assert re.fullmatch(r"… [\d,]+ more lines?: --full, or a larger --budget", last)
+            assert text.count("```") % 2 == 0
+
+
+def test_budget_is_shared_by_reports_and_refused_for_json(capsys: Capture) -> None:
+    text = _printed(capsys, ["report", FRAG, LEAK, "--budget", "1200"])
+    assert len(text.encode()) <= 1200
+    assert text.count(" more lines: --full") == 2
+    for words in (["--json", "--budget", "900"], ["--budget", "499"], ["--budget", "x"]):
+        with pytest.raises(SystemExit):
+            main(["report", FRAG, *words])
+        assert "--budget" in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_ending_of_the_file_decides_its_format(name: str, tmp_path: Path, capsys: Capture) -> None:
     for ending in ("html", "md", "json", "txt"):
