@@ -15,10 +15,9 @@ import pytest
 
 import neutracer
 from neutracer import reports
-from neutracer.cli.main import _COMMANDS, main
+from neutracer.cli.main import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = sorted(_COMMANDS)
 
 
 def run(*arguments: str) -> str:
@@ -148,7 +147,7 @@ def test_commands_import_no_other(command: str) -> None:
         "except SystemExit: pass\n"
         "print(sorted(name for name in sys.modules if name.startswith('neutracer.cli.')))"
     )
-    others = [f"neutracer.cli.{_COMMANDS[command].module}"] if command in COMMANDS else []
+    others = [f"neutracer.cli.{COMMANDS[command].module}"] if command in COMMANDS else []
     last = run("-c", script, command).splitlines()[-1]
     assert last == str(sorted(["neutracer.cli.main", "neutracer.cli.parts", *others]))
 

@@ -76,7 +76,7 @@ def test_wheel_holds_package_and_core(built: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("neutracer/**/*.py")}
     assert modules <= names
-    assert "neutracer/py.typed" in names
+    assert {"neutracer/py.typed", "neutracer/skill/SKILL.md"} <= names
     compiled = [name for name in names if name.endswith(".so")]
     # The pictures' module is there where Graphviz was, and nothing else.
     assert {name.split(".")[0] for name in compiled} - {"neutracer/_graphviz"} == {

@@ -19,6 +19,7 @@ from small_snapshots import dumped, one_program, two_devices
 
 import neutracer
 from neutracer._native import core
+from neutracer.cli.agents import capabilities
 from neutracer.cli.setup import environment
 from neutracer.heap.tensor_cycles import CycleRunReport
 from neutracer.oom.messages import messages_report
@@ -173,6 +174,7 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "CellReport": cell_report,
     "AttachReport": attach_report,
     "CheckReport": lambda: check_replay(snapshot("frag_default")),
+    "CapabilitiesReport": capabilities,
     "CycleRunReport": cycle_run_report,
     "DiffReport": lambda: neutracer.diff(
         snapshot("train_resnet_healthy"), snapshot("train_resnet_late_zero_grad")

@@ -25,8 +25,8 @@ class _Command(NamedTuple):
     summary: str
 
 
-# Only the module of the chosen command is imported; it defines `add_what_if` for "what-if".
-_COMMANDS = {
+#: Only the module of the chosen command is imported; it defines `add_what_if` for "what-if".
+COMMANDS = {
     "run": _Command("record", "run", "run a program, record its GPU memory and report on it"),
     "attach": _Command("record", "run", "record a program that is running (Python 3.14 or later)"),
     "demo": _Command("record", "view", "report on a recording that ships with neutracer"),
@@ -47,6 +47,8 @@ _COMMANDS = {
     "export": _Command("look", "export", "write tables, flame graphs or a Perfetto trace"),
     "top": _Command("look", "top", "follow the memory of a running job in the terminal"),
     "setup": _Command("set up", "setup", "show what is installed, compile hooks, measure kernels"),
+    "capabilities": _Command("set up", "agents", "list commands, JSON schemas and what works here"),
+    "skill": _Command("set up", "agents", "install or show the skill for coding agents"),
 }
 
 _ALONE = frozenset(("-h", "--help", "--version"))
@@ -69,10 +71,10 @@ class _CommandList(HelpPage):
         if isinstance(action, argparse._SubParsersAction):
             # Drop argparse's own line, which repeats the heading.
             return text.partition("\n")[2]
-        command = _COMMANDS.get(action.dest)
+        command = COMMANDS.get(action.dest)
         if command is None or action.option_strings:
             return text
-        first = next(name for name, each in _COMMANDS.items() if each.group == command.group)
+        first = next(name for name, each in COMMANDS.items() if each.group == command.group)
         return f"  {command.group}\n{text}" if action.dest == first else text
 
 
@@ -93,8 +95,8 @@ def _options(words: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", required=True
     )
-    only = chosen if chosen in _COMMANDS and words[0] == chosen and not is_whole else None
-    for name, command in _COMMANDS.items():
+    only = chosen if chosen in COMMANDS and words[0] == chosen and not is_whole else None
+    for name, command in COMMANDS.items():
         if only not in (None, name):
             continue
         if chosen == name or is_whole:
@@ -102,7 +104,7 @@ def _options(words: list[str]) -> argparse.Namespace:
             getattr(module, f"add_{name.replace('-', '_')}")(commands, command.summary)
         else:
             commands.add_parser(name, help=command.summary)
-    if chosen is not None and chosen not in _COMMANDS:
+    if chosen is not None and chosen not in COMMANDS:
         first = words[: words.index(chosen)]
         if _ALONE.isdisjoint(first):
             parser.error(_no_command(chosen))
@@ -132,10 +134,10 @@ def _no_command(word: str) -> str:
         return f"{word!r} is a file, not a command; did you mean 'neutracer {command} FILE'?"
     import difflib
 
-    near = difflib.get_close_matches(word, _COMMANDS, 1)
+    near = difflib.get_close_matches(word, COMMANDS, 1)
     if near:
         return f"unknown command {word!r}; did you mean {near[0]!r}?"
-    return f"unknown command {word!r}; commands are {', '.join(_COMMANDS)}"
+    return f"unknown command {word!r}; commands are {', '.join(COMMANDS)}"
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from neutracer.cli.parts import (
 from neutracer.errors import NeutracerError, UnavailableError, missing, pip_install
 from neutracer.hooks.build import PREBUILT, find, installed_torch, obstacle, passed_over, target
 from neutracer.hooks.shim import HookState, state
+from neutracer.monitor.devices import visible_devices
 from neutracer.recording.long_history import is_attached
 from neutracer.render.document import Block, Copyable, Document, Paragraph, Table, clean
 from neutracer.render.report import PlainRow, Report
@@ -114,7 +115,7 @@ def environment(version: str) -> EnvironmentReport:
         >>> environment("1.0.0").python.startswith(platform.python_implementation())
         True
     """
-    parts = [_torch()]
+    parts = [_torch(), _devices()]
     parts += [Part(name, _version(name), use, pip_install(name)) for name, use in _PACKAGES]
     parts += [_zstd(), _graphviz(), _heap(), *_hooks(), *_observer()]
     return EnvironmentReport(
@@ -142,6 +143,16 @@ def _torch() -> Part:
     if torch.backend in ("cuda", "hip"):
         return Part("torch", torch.version, use, install)
     return Part("torch", torch.version, "reference cycles", install, _NO_CUDA)
+
+
+def _devices() -> Part:
+    """The devices that CUDA shows, or would show, to this process."""
+    use = "recording, live figures"
+    try:
+        names = [device.name or device.uuid for device in visible_devices()]
+    except UnavailableError:
+        names = []
+    return Part("NVIDIA devices", ", ".join(names), use, "", absent="none visible")
 
 
 def _zstd() -> Part:

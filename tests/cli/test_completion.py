@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from neutracer.cli.main import _COMMANDS, main
+from neutracer.cli.main import COMMANDS, main
 
 Capture = pytest.CaptureFixture[str]
 
@@ -20,7 +20,7 @@ def test_scripts_know_commands_and_options(shell: str, tmp_path: Path, capsys: C
     pytest.importorskip("shtab")
     assert main(["setup", "completion", shell]) == 0
     script = capsys.readouterr().out
-    assert all(command in script for command in _COMMANDS)
+    assert all(command in script for command in COMMANDS)
     assert all(option in script for option in ("fail-on", "capacity", "max-memory"))
     (tmp_path / "script").write_text(script)
     program = shutil.which(shell)

@@ -71,7 +71,7 @@ def class_names(name: str, thing: Any) -> Iterator[str]:
 
 
 def command_options() -> Iterator[str]:
-    for name, command in commands._COMMANDS.items():
+    for name, command in commands.COMMANDS.items():
         below = argparse.ArgumentParser().add_subparsers()
         module = import_module(f"neutracer.cli.{command.module}")
         getattr(module, f"add_{name.replace('-', '_')}")(below, "")
