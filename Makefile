@@ -128,7 +128,7 @@ test-all: setup-test $(VENV)/.docs  ## all tests, the long ones too, with all th
 	@$(BIN)/python -m pytest $(PARALLEL) -m ""
 
 # In an environment of its own, on top of the tests': what the hosts need is nobody else's.
-HOSTS := transformers lightning accelerate wandb mlflow tensorboard opentelemetry
+HOSTS := transformers lightning accelerate wandb mlflow tensorboard opentelemetry mcp
 comma := ,
 
 build/integrations/.hosts: pyproject.toml Makefile | setup-test
@@ -140,12 +140,12 @@ build/integrations/.hosts: pyproject.toml Makefile | setup-test
 	printf '%s\n' "import site; site.addsitedir('$$packages')" >$$own/tests.pth
 	@build/integrations/bin/python -m pip --disable-pip-version-check -q install \
 	    'neutracer[$(subst $(eval) ,$(comma),$(HOSTS))]' pytest-asyncio pytest-rerunfailures \
-	    duckdb jsonschema perfetto
+	    jsonschema perfetto
 	@npm install --silent --prefix build/integrations speedscope || \
 	    echo "without npm, speedscope is not opened"
 	@touch $@
 
-test-integrations: build/integrations/.hosts  ## trainers, trackers, other tools' files, for real
+test-integrations: build/integrations/.hosts  ## other tools for real: trainers, trackers, plugins, MCP, viewers of files
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=$(CURDIR) build/integrations/bin/python \
 	    -m pytest -p no:cacheprovider tests/integrations
 

@@ -76,8 +76,10 @@ class UnavailableError(NeutracerError, RuntimeError):
 
 # The supported releases of optional packages, as in pyproject.toml.
 _RELEASES = {
+    "duckdb": "duckdb>=1.5,<3",
     "fsspec": "fsspec>=2023.9",
     "matplotlib": "matplotlib>=3.7",
+    "mcp": "mcp>=2,<3",
     "prometheus_client": "prometheus-client>=0.19",
     "pyarrow": "pyarrow>=15",
     "resvg-py": "resvg-py>=0.5",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands for coding agents: `neutracer skill` and `capabilities`."""
+"""The commands for coding agents: `neutracer skill`, `capabilities` and `mcp`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from neutracer.cli.parts import (
     FAILED,
     HelpPage,
     add_command,
+    add_max_memory,
     add_output,
     complain,
     complain_of,
@@ -24,6 +25,7 @@ from neutracer.cli.parts import (
     written,
 )
 from neutracer.cli.setup import EnvironmentReport, environment
+from neutracer.errors import missing
 from neutracer.render.document import Document, Table, clean
 from neutracer.render.text import write
 
@@ -191,3 +193,40 @@ def add_capabilities(commands: Any, summary: str) -> None:
 
 def _capabilities(options: argparse.Namespace) -> int:
     return give([capabilities()], options)
+
+
+# ---- MCP ---------------------------------------------------------------------------------
+
+_MCP_EXAMPLE = """example:
+  neutracer mcp reports                     # a client starts this, and asks over standard input
+  neutracer mcp --allow-rehearse project    # also run its programs, on fake tensors
+
+exit codes: 0, 2 if a root does not exist or the extra "mcp" is missing
+"""
+
+
+def add_mcp(commands: Any, summary: str) -> None:
+    description = (
+        "Serves the questions about snapshots as tools of the Model Context Protocol, on standard "
+        "input and output. It reads only the given files and folders, and writes nothing."
+    )
+    parser = add_command(commands, "mcp", summary, description, _MCP_EXAMPLE, _mcp)
+    parser.add_argument("roots", nargs="+", metavar="ROOT", help="a folder or file to read")
+    parser.add_argument(
+        "--allow-rehearse",
+        action="store_true",
+        help="add the tool that rehearses programs below the roots: it runs their code",
+    )
+    add_max_memory(parser)
+
+
+def _mcp(options: argparse.Namespace) -> int:
+    for root in options.roots:
+        if not os.path.exists(root):
+            return complain(f"{root}: there is no such file or folder")
+    try:
+        from neutracer.integrations.mcp import server
+    except ImportError as error:
+        return complain(str(missing((error.name or "mcp").partition(".")[0])))
+    server(options.roots, rehearse=options.allow_rehearse).run("stdio")
+    return 0

@@ -49,6 +49,7 @@ COMMANDS = {
     "setup": _Command("set up", "setup", "show what is installed, compile hooks, measure kernels"),
     "capabilities": _Command("set up", "agents", "list commands, JSON schemas and what works here"),
     "skill": _Command("set up", "agents", "install or show the skill for coding agents"),
+    "mcp": _Command("set up", "agents", "answer a coding agent as a read-only MCP server"),
 }
 
 _ALONE = frozenset(("-h", "--help", "--version"))

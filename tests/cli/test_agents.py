@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
@@ -167,3 +168,11 @@ def test_capabilities_list_every_command_and_schema(capsys: Capture) -> None:
     assert {"torch", "Graphviz", "Hooks", "NVIDIA devices"} <= set(parts)
     has_plots = importlib.util.find_spec("matplotlib") is not None
     assert told["extras"].get("plot", has_plots) == has_plots
+
+
+def test_server_says_what_is_missing(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["mcp", "no-such-folder"]) == 2
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    monkeypatch.delitem(sys.modules, "neutracer.integrations.mcp", raising=False)
+    assert main(["mcp", os.curdir]) == 2
+    assert "pip install 'mcp>=2,<3'" in capsys.readouterr().err
