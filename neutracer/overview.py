@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,6 @@ from neutracer.trace.snapshot import Snapshot, settings_words
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.stacks import (
     NONE,
-    UNKNOWN_PLACE,
     Frame,
     Owner,
     base_name,
@@ -750,7 +750,8 @@ class PeakTreeReport(Report):
         event: The event of the peak of allocated; -1 is before the first.
         peak_bytes: The bytes allocated then.
         branches: The tree in preorder, children by bytes, descending.
-        left_out: The number of branches left out, below a hundredth of the peak.
+        left_out: The number of branches left out beside and below these: smaller than a hundredth
+            of the peak, or beyond 200.
     """
 
     schema = "neutracer.peak_tree/1"
@@ -779,14 +780,6 @@ class PeakTreeReport(Report):
         return Document("Peak by caller", facts, (Table("", rows, notes=notes),))
 
 
-@dataclass
-class _Node:
-    place: Place
-    bytes: int = 0
-    count: int = 0
-    inner: dict[Place, _Node] = field(default_factory=dict)
-
-
 def peak_tree(snap: Snapshot, device: int | None = None) -> PeakTreeReport:
     """The stacks of the blocks allocated at the peak, as a tree.
 
@@ -806,53 +799,96 @@ def peak_tree(snap: Snapshot, device: int | None = None) -> PeakTreeReport:
     number = snap.device(device)
     timeline = snap.timeline(number)
     peak = timeline.peak("allocated")
-    root = _Node(UNKNOWN_PLACE)
-    for holder in timeline.holders(by="stack", limit=None):
-        node = root
-        frames = holder.key if not isinstance(holder.key, str) else ()
-        for place in [*_program_places(frames)] or [place_of(frames)]:
-            node = node.inner.setdefault(place, _Node(place))
-            node.bytes += holder.bytes
-            node.count += holder.count
-    least = int(_LEAST_SHARE * peak.bytes)
-    found = list(_branches(root, 0, peak.bytes))
-    kept = [one for one in found if one.bytes >= least][:_MOST_BRANCHES]
+    kept, left = _Callers(snap, timeline, peak.event).branches(peak.bytes)
     return PeakTreeReport(
         device=shown_device(snap, number),
         event=peak.event,
         peak_bytes=peak.bytes,
-        branches=tuple(kept),
-        left_out=len(found) - len(kept),
+        branches=tuple(kept[:_MOST_BRANCHES]),
+        left_out=left + max(len(kept) - _MOST_BRANCHES, 0),
     )
 
 
-def _program_places(frames: Sequence[Frame]) -> Iterator[Place]:
-    """The frames of the program and of libraries, from the outermost in."""
-    for frame in reversed(frames):
-        origin = origin_of(frame.filename)
-        if frame.line > 0 and origin.owner in (Owner.OWN, Owner.LIBRARY):
-            package = origin.package if origin.owner is Owner.LIBRARY else ""
-            yield Place(frame.name, base_name(frame.filename), frame.line, package)
+class _Callers:
+    """The blocks allocated after an event by caller, in columns by stack id: a file can have a
+    stack for every few bytes. A stack's id is larger than its caller's."""
+
+    def __init__(self, snap: Snapshot, timeline: Timeline, event: int) -> None:
+        self._stacks = snap.stacks
+        count = len(self._stacks)
+        self._bytes, self._counts = array("Q", bytes(8 * count)), array("I", bytes(4 * count))
+        # Stacks that are called from one, as a chain; 0 is its end.
+        self._inner, self._next = array("I", bytes(4 * count)), array("I", bytes(4 * count))
+        self._ends: dict[int, tuple[int, int]] = {}
+        for stack, blocks, nbytes, _ in timeline.native.holders(event, 0):
+            at = 0 if stack == NONE else stack
+            held, counted = self._ends.get(at, (0, 0))
+            self._ends[at] = (held + nbytes, counted + blocks)
+            self._bytes[at] += nbytes
+            self._counts[at] += blocks
+        for stack in range(count - 1, 0, -1):
+            if self._counts[stack]:
+                caller = self._stacks.caller(stack)
+                self._bytes[caller] += self._bytes[stack]
+                self._counts[caller] += self._counts[stack]
+                self._next[stack], self._inner[caller] = self._inner[caller], stack
+
+    def branches(self, total: int) -> tuple[list[Branch], int]:
+        """The branches from `_LEAST_SHARE` of a total on, in preorder, and the number of smaller
+        ones beside and below them; frames that pass on all of their bytes are no branches."""
+        found, left = [], 0
+        waiting = [(node, 0) for node in self._below((0,), is_root=True)]
+        while waiting:
+            (place, nbytes, count, stacks), depth = waiting.pop()
+            if nbytes < int(_LEAST_SHARE * total):
+                left += 1
+                continue
+            inner = self._below(stacks)
+            while len(inner) == 1 and inner[0][1] == nbytes:
+                place, nbytes, count, stacks = inner[0]
+                inner = self._below(stacks)
+            where = (place.function, place.filename, place.line, place.package)
+            share = nbytes / total if total else 0.0
+            found.append(Branch(depth, *where, nbytes, count, share))
+            waiting += [(node, depth + 1) for node in inner]
+        return found, left
+
+    def _below(
+        self, stacks: Iterable[int], *, is_root: bool = False
+    ) -> list[tuple[Place, int, int, list[int]]]:
+        """The program's next places further in than some stacks, with their bytes, blocks and
+        stacks, the largest last. Below the root, a stack without any is at its own place."""
+        nodes: dict[Place, tuple[int, int, list[int]]] = {}
+
+        def add(place: Place, nbytes: int, count: int, stack: int | None) -> None:
+            held, counted, at = nodes.get(place, (0, 0, []))
+            at += [] if stack is None else [stack]
+            nodes[place] = (held + nbytes, counted + count, at)
+
+        waiting = list(stacks)
+        while waiting:
+            stack = waiting.pop()
+            if is_root and stack in self._ends:
+                add(place_of(self._stacks[stack]), *self._ends[stack], None)
+            inner = self._inner[stack]
+            while inner:
+                place = _program_place(self._stacks.innermost(inner))
+                if place is None:
+                    waiting.append(inner)
+                else:
+                    add(place, self._bytes[inner], self._counts[inner], inner)
+                inner = self._next[inner]
+        ranked = [(place, *node) for place, node in nodes.items()]
+        return sorted(ranked, key=lambda node: node[1])
 
 
-def _branches(root: _Node, depth: int, total: int) -> Iterator[Branch]:
-    """The branches below a node, without frames that pass on all of their bytes."""
-    waiting = [(node, depth) for node in _largest_last(root)]
-    while waiting:
-        node, level = waiting.pop()
-        while len(node.inner) == 1:
-            only = next(iter(node.inner.values()))
-            if only.bytes != node.bytes:
-                break
-            node = only
-        at, share = node.place, node.bytes / total if total else 0.0
-        where = (at.function, at.filename, at.line, at.package)
-        yield Branch(level, *where, node.bytes, node.count, share)
-        waiting += [(inner, level + 1) for inner in _largest_last(node)]
-
-
-def _largest_last(node: _Node) -> list[_Node]:
-    return sorted(node.inner.values(), key=lambda inner: inner.bytes)
+def _program_place(frame: Frame) -> Place | None:
+    """A frame of the program or of a library; None for others."""
+    origin = origin_of(frame.filename)
+    if frame.line <= 0 or origin.owner not in (Owner.OWN, Owner.LIBRARY):
+        return None
+    package = origin.package if origin.owner is Owner.LIBRARY else ""
+    return Place(frame.name, base_name(frame.filename), frame.line, package)
 
 
 # ---- Report ------------------------------------------------------------------------------

@@ -178,21 +178,29 @@ fragment_group(const nt_fragment_group *g)
         (unsigned long long)g->largest_request);
 }
 
-PyDoc_STRVAR(groups_doc,
-             "groups()\n--\n\n"
-             "A dict for each device, pool, stream and kind, by reserved bytes.");
-
+/* The group `index`; past the last, an IndexError, which ends an iteration. */
 static PyObject *
-fragment_groups(PyObject *self, PyObject *Py_UNUSED(unused))
+fragment_item(PyObject *self, Py_ssize_t index)
 {
     size_t count;
     const nt_fragment_group *groups =
         nt_fragment_groups(((py_fragment *)self)->fragment, &count);
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != NULL && i < count; i++) {
-        fragment_append(&list, fragment_group(&groups[i]));
+    if (index < 0 || (size_t)index >= count) {
+        PyErr_SetNone(PyExc_IndexError);
+        return NULL;
     }
-    return list;
+    return fragment_group(&groups[index]);
+}
+
+PyDoc_STRVAR(groups_doc,
+             "groups()\n--\n\n"
+             "An iterator: a dict for each device, pool, stream and kind, by reserved\n"
+             "bytes. A file can have a pool for each segment.");
+
+static PyObject *
+fragment_groups(PyObject *self, PyObject *Py_UNUSED(unused))
+{
+    return PySeqIter_New(self);
 }
 
 PyDoc_STRVAR(segments_doc,
@@ -298,11 +306,9 @@ static PyMethodDef fragment_methods[] = {
 };
 
 static PyType_Slot fragment_slots[] = {
-    {Py_tp_new, fragment_new},
-    {Py_tp_dealloc, fragment_dealloc},
-    {Py_tp_methods, fragment_methods},
-    {Py_tp_doc, (void *)fragment_doc},
-    {0, NULL},
+    {Py_tp_new, fragment_new},           {Py_tp_dealloc, fragment_dealloc},
+    {Py_tp_methods, fragment_methods},   {Py_tp_doc, (void *)fragment_doc},
+    {Py_sq_item, (void *)fragment_item}, {0, NULL},
 };
 
 PyType_Spec nt_py_fragment_spec = {

@@ -83,7 +83,7 @@ def room_of(snap: Snapshot, device: int) -> tuple[int, bool]:
     return known or timeline.peak("reserved").bytes, bool(known) and not is_short
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Hole(PlainRow):
     """A free block.
 
@@ -106,7 +106,7 @@ class Hole(PlainRow):
     after_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PoolFragmentation(PlainRow):
     """One pool of one stream. All sizes in bytes.
 
@@ -144,7 +144,7 @@ class PoolFragmentation(PlainRow):
         return unused_share(self.reserved_bytes, self.allocated_bytes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SegmentFragmentation(PlainRow):
     """One segment. All sizes in bytes.
 
@@ -509,13 +509,13 @@ def _look(fragment: core.Fragment, segments: Any, blocks: Any) -> _Unused:
             holes += count
             largest = max(largest, biggest)
             kept.append((blocks[pin].stack, free, 1))
-    groups = fragment.groups()
-    waiting = _waiting(fragment, segments, blocks) if _has_pending(groups) else []
+    has_pending = any(group["pending_bytes"] for group in fragment.groups())
+    waiting = _waiting(fragment, segments, blocks) if has_pending else []
     by_waiting = grouped((stack, nbytes, 1) for _, stack, nbytes in waiting)
     by_cached, by_kept = grouped(cached), grouped(kept)
     return _Unused(
-        reserved=sum(group["reserved_bytes"] for group in groups),
-        allocated=sum(group["allocated_bytes"] for group in groups),
+        reserved=sum(group["reserved_bytes"] for group in fragment.groups()),
+        allocated=sum(group["allocated_bytes"] for group in fragment.groups()),
         cached=sum(nbytes for _, nbytes, _ in cached),
         cached_segments=len(cached),
         cached_by=by_cached[0][0] if by_cached else None,
@@ -528,10 +528,6 @@ def _look(fragment: core.Fragment, segments: Any, blocks: Any) -> _Unused:
         pending_by=by_waiting[0][0] if by_waiting else None,
         pending_streams=tuple(sorted({stream for stream, _, _ in waiting})),
     )
-
-
-def _has_pending(groups: Sequence[Mapping[str, Any]]) -> bool:
-    return any(group["pending_bytes"] for group in groups)
 
 
 def _waiting(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -349,8 +349,8 @@ def device_fragmentation(snap: Snapshot, number: int) -> FragmentationReport:
     """The report on one device, without the findings on the file itself."""
     known = end_is_known(snap, number)
     fragment = core.Fragment(snap.native, None, number)
-    groups = fragment.groups()
-    figures = _figures(snap.memory_stats(number), groups)
+    pools = layout.pools_of(fragment.groups())
+    figures = _figures(snap.memory_stats(number), pools)
     timeline = snap.timeline(number)
     history, largest, at, mean, _ = core.ratios(
         timeline.allocated, timeline.reserved, timeline.events.codes("action")
@@ -365,7 +365,7 @@ def device_fragmentation(snap: Snapshot, number: int) -> FragmentationReport:
         avg_fragmentation=mean if len(timeline) else now,
         oom_count=timeline.facts["oom_count"],
         retries=timeline.facts["retries"] if timeline.facts["retries_known"] else None,
-        pools=layout.pools_of(groups),
+        pools=pools,
         segments=layout.segments_of(snap, fragment, timeline),
         holes=layout.holes_of(snap, fragment),
         findings=findings_of(snap, number, fragment),
@@ -405,11 +405,11 @@ def _of_monitor(readings: Readings) -> FragmentationReport:
     )
 
 
-def _figures(stats: Mapping[str, int], groups: list[dict[str, Any]]) -> dict[str, int]:
+def _figures(stats: Mapping[str, int], pools: Iterable[PoolFragmentation]) -> dict[str, int]:
     names = ("reserved_bytes", "allocated_bytes", "active_bytes", "requested_bytes")
     figures = {name: stats[f"{name}.all.current"] for name in names}
     figures["internal_bytes"] = figures["active_bytes"] - figures["requested_bytes"]
     figures["external_bytes"] = figures["reserved_bytes"] - figures["active_bytes"]
-    figures["reclaimable_bytes"] = sum(group["reclaimable_bytes"] for group in groups)
-    figures["largest_request"] = max((group["largest_request"] for group in groups), default=0)
+    figures["reclaimable_bytes"] = sum(pool.reclaimable_bytes for pool in pools)
+    figures["largest_request"] = max((pool.largest_request for pool in pools), default=0)
     return figures

@@ -641,7 +641,9 @@ def _stuck(snap: Snapshot, timeline: Timeline, edges: Sequence[int]) -> array[in
         part = timeline.allocated[first:end]
         event = first + min(range(len(part)), key=part.__getitem__)
         fragment = core.Fragment(snap.native, timeline.at(event).native, timeline.device)
-        groups = fragment.groups()
-        held = sum(group["reserved_bytes"] - group["active_bytes"] for group in groups)
-        free.append(max(held - sum(group["reclaimable_bytes"] for group in groups), 0))
+        held = sum(
+            group["reserved_bytes"] - group["active_bytes"] - group["reclaimable_bytes"]
+            for group in fragment.groups()
+        )
+        free.append(max(held, 0))
     return array("Q", free)

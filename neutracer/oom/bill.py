@@ -347,14 +347,13 @@ class _Lines:
         self._of_stack: dict[int, int] = {}
         self._of_place: dict[Place, int] = {}
         self.places: list[Place] = []
-        self._held: dict[int, Counter[int]] = {}
-        self._counts: dict[int, Counter[int]] = {}
+        # By line; a file can have as many lines as events.
+        self._held: dict[int, array[int]] = {}
+        self._counts: dict[int, array[int]] = {}
         for event in sorted(set(moments)):
-            held, counts = Counter[int](), Counter[int]()
+            self._held[event], self._counts[event] = array("Q"), array("I")
             for stack, count, nbytes, _ in timeline.native.holders(event, 0):
-                held[self.of(stack)] += nbytes
-                counts[self.of(stack)] += count
-            self._held[event], self._counts[event] = held, counts
+                self._add(event, self.of(stack), nbytes, count)
         self._nameless = self._of_place.get(UNKNOWN_PLACE) if names_passes else None
         if self._nameless is not None:
             self._name_passes(self._nameless)
@@ -390,26 +389,24 @@ class _Lines:
             alive = moments[first:] if gone == -1 else moments[first : bisect_left(moments, gone)]
             line = self._number(self._timeline.place_of_allocation(row)) if alive else nameless
             for event in alive if line != nameless else ():
-                self._held[event][line] += sizes[row]
-                self._held[event][nameless] -= sizes[row]
-                self._counts[event][line] += 1
-                self._counts[event][nameless] -= 1
+                self._add(event, line, sizes[row], 1)
+                self._add(event, nameless, -sizes[row], -1)
 
-    def held(self, event: int) -> Counter[int]:
-        """By line, the bytes that it holds after one of the moments."""
-        return self._held[event]
+    def _add(self, event: int, line: int, nbytes: int, count: int) -> None:
+        for sums, more in ((self._held[event], nbytes), (self._counts[event], count)):
+            if line >= len(sums):
+                sums.frombytes(bytes(sums.itemsize * (len(self.places) - len(sums))))
+            sums[line] += more
 
-    def counts(self, event: int) -> Counter[int]:
-        """By line, the number of its blocks after one of the moments."""
-        return self._counts[event]
+    def held(self, event: int, line: int) -> int:
+        """The bytes that a line holds after one of the moments."""
+        held = self._held[event]
+        return held[line] if line < len(held) else 0
 
-    def floors(self, rounds: Iterable[Sequence[int]]) -> Iterator[Counter[int]]:
-        """By line, the least that it held in each round, by its moments."""
-        for moments in rounds:
-            floor = self._held[moments[0]].copy()
-            for event in moments[1:]:
-                floor &= self._held[event]
-            yield floor
+    def at(self, event: int) -> tuple[Counter[int], Counter[int]]:
+        """By line, the bytes that it holds after one of the moments, and the number of blocks."""
+        held, counts = self._held[event], self._counts[event]
+        return Counter(dict(enumerate(held))), Counter(dict(enumerate(counts)))
 
 
 def _moments(begins: Sequence[int]) -> list[list[int]]:
@@ -436,10 +433,10 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
     rounds, last = _moments(begins), begins[-1] - 1 if begins else case.at
     moments = (last, case.at, *(event for moments in rounds for event in moments))
     lines = _Lines(case.timeline, moments, names_passes=not case.failure.happened)
-    floors = list(lines.floors(rounds))[1 if len(begins) > _FEWEST_ROUNDS + 1 else 0 :]
-    before = lines.held(last) if begins else Counter[int]()
+    # The first of many rounds is no measure of the others.
+    rounds = rounds[1 if len(begins) > _FEWEST_ROUNDS + 1 else 0 :]
     older = _older(case, lines, begins)
-    now, counts = lines.held(case.at), lines.counts(case.at)
+    now, counts = lines.at(case.at)
     if now.total() > case.room.allocated:
         # A pool that was set back to an earlier state has blocks over others.
         now, counts = _in_layout(case, lines)
@@ -454,8 +451,8 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
                 category=categories.get(line, ""),
                 holder=holders.get(str(lines.places[line]), ""),
             ),
-            [held[line] for held in floors],
-            before[line],
+            [min(lines.held(event, line) for event in moments) for moments in rounds],
+            lines.held(last, line) if begins else 0,
             older[line],
         )
         for line, nbytes in now.most_common()
@@ -516,10 +513,11 @@ def _categories(case: Case, lines: _Lines) -> dict[int, str]:
         return {}
     rows, codes = case.timeline.allocations, case.timeline.categories.codes
     stacks, sizes = rows.codes("stack"), rows.codes("size")
-    held: dict[int, Counter[int]] = {}
+    held = Counter[tuple[int, int]]()
     for row in case.live_rows:
-        held.setdefault(lines.of_row(row, stacks[row]), Counter())[codes[row]] += sizes[row]
-    return {line: CATEGORIES[counts.most_common(1)[0][0]] for line, counts in held.items()}
+        held[lines.of_row(row, stacks[row]), codes[row]] += sizes[row]
+    most = sorted(held, key=held.__getitem__)
+    return {line: CATEGORIES[code] for line, code in most}
 
 
 def asked_lines(bill: Bill) -> list[str]:

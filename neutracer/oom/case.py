@@ -202,7 +202,6 @@ class Room:
         failure: The request.
         budget: What the device could still have given.
         segment: Bytes of the segment that it asked the device for.
-        groups: The core's sums by pool, stream and kind.
         segments: The segments then, as `Snapshot.segments` has them.
         blocks: The blocks then, as `Snapshot.blocks` has them.
     """
@@ -220,13 +219,17 @@ class Room:
         self.blocks: Table = snap.blocks if layout is None else layout.blocks
         native = None if layout is None else layout.native
         self.fragment = core.Fragment(snap.native, native, device)
-        self.groups: list[dict[str, Any]] = self.fragment.groups()
         self.is_expandable = bool(settings["expandable_segments"])
 
     def is_own(self, group: dict[str, Any]) -> bool:
         """Whether a group's free blocks could serve the request: its pool and its stream."""
         same_pool = tuple(group["pool"]) == self.failure.pool
         return same_pool and group["stream"] == self.failure.stream
+
+    @property
+    def groups(self) -> Iterator[dict[str, Any]]:
+        """The groups of all pools and streams, of which a file can have a great many."""
+        return self.fragment.groups()
 
     @property
     def own(self) -> list[dict[str, Any]]:

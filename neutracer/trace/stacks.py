@@ -451,6 +451,10 @@ def is_own(frame: Frame) -> bool:
     return frame.line > 0 and origin_of(frame.filename).owner is Owner.OWN
 
 
+# Summaries that are kept: a file can have a stack for every few bytes.
+_MOST_SUMMARIES = 1 << 15
+
+
 class Places:
     """The places of one snapshot's stacks; common parts of stacks are summarized once."""
 
@@ -471,11 +475,16 @@ class Places:
         at = stack
         while at not in self._summaries:
             path.append(at)
-            at = self._stacks.caller(at)
+            frame = self._stacks.innermost(at)
+            # The program's own frame replaces its callers.
+            is_last = is_own(frame) and not isinstance(frame, GeneratedFrame)
+            at = 0 if is_last else self._stacks.caller(at)
         summary = self._summaries[at]
         for node in reversed(path):
             frame = self._stacks.innermost(node)
-            summary = self._summaries[node] = _further_in(summary, frame, origin_of(frame.filename))
+            summary = _further_in(summary, frame, origin_of(frame.filename))
+            if len(self._summaries) < _MOST_SUMMARIES:
+                self._summaries[node] = summary
         return summary
 
 

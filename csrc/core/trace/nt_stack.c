@@ -3,19 +3,25 @@
 
 #include <string.h>
 
+/* A hash table of ids whose keys are in columns: a quarter of an `nt_map`. A file can
+ * have a stack for every few bytes. */
+typedef struct nt_slots {
+    uint32_t *ids; /* NT_NONE where empty */
+    size_t count;  /* a power of two, or 0 */
+} nt_slots;
+
 struct nt_stacks {
     nt_alloc alloc;
     nt_frame *frames; /* by frame id */
     size_t frame_count, frame_capacity;
     nt_fx_node *fx; /* of frames */
     size_t fx_count, fx_capacity;
-    nt_map fx_numbers;     /* a key made of the node -> its number */
-    uint32_t *frame_slots; /* frame ids by hash, NT_NONE where empty */
-    size_t frame_slot_count;
+    nt_map fx_numbers; /* a key made of the node -> its number */
+    nt_slots frame_slots;
     uint32_t *innermost; /* by stack id */
     uint32_t *parent;    /* by stack id */
     size_t count, innermost_capacity, parent_capacity;
-    nt_map children; /* (parent << 32 | frame) -> stack id */
+    nt_slots call_slots;
 };
 
 nt_status
@@ -24,7 +30,6 @@ nt_stacks_new(const nt_alloc *alloc, nt_stacks **out, nt_error *err)
     nt_stacks *stacks;
     NT_TRY(NT_NEW(alloc, stacks, 1, err));
     *stacks = (nt_stacks){.alloc = *alloc};
-    nt_map_init(&stacks->children, *alloc);
     nt_map_init(&stacks->fx_numbers, *alloc);
     nt_status status =
         NT_GROW(alloc, stacks->innermost, stacks->innermost_capacity, 1, err);
@@ -49,11 +54,11 @@ nt_stacks_free(nt_stacks *stacks)
         return;
     }
     const nt_alloc alloc = stacks->alloc;
-    nt_map_clear(&stacks->children);
     nt_map_clear(&stacks->fx_numbers);
     NT_RELEASE(&alloc, stacks->fx, stacks->fx_capacity);
     NT_RELEASE(&alloc, stacks->frames, stacks->frame_capacity);
-    NT_RELEASE(&alloc, stacks->frame_slots, stacks->frame_slot_count);
+    NT_RELEASE(&alloc, stacks->frame_slots.ids, stacks->frame_slots.count);
+    NT_RELEASE(&alloc, stacks->call_slots.ids, stacks->call_slots.count);
     NT_RELEASE(&alloc, stacks->innermost, stacks->innermost_capacity);
     NT_RELEASE(&alloc, stacks->parent, stacks->parent_capacity);
     nt_release(&alloc, stacks, sizeof *stacks);
@@ -100,63 +105,83 @@ stack_frame_hash(const nt_stacks *stacks, nt_frame frame)
 }
 
 /* The slot that holds `frame`, or the empty one where it belongs. */
-static size_t
+static uint32_t *
 stack_frame_slot(const nt_stacks *stacks, nt_frame frame)
 {
-    const size_t mask = stacks->frame_slot_count - 1;
+    const size_t mask = stacks->frame_slots.count - 1;
     size_t slot = (size_t)stack_frame_hash(stacks, frame) & mask;
-    for (;;) {
-        const uint32_t id = stacks->frame_slots[slot];
-        if (id == NT_NONE) {
-            return slot;
+    for (;; slot = (slot + 1) & mask) {
+        uint32_t *id = &stacks->frame_slots.ids[slot];
+        if (*id == NT_NONE) {
+            return id;
         }
-        const nt_frame *known = &stacks->frames[id];
+        const nt_frame *known = &stacks->frames[*id];
         if (known->name == frame.name && known->filename == frame.filename &&
             known->line == frame.line && known->fx == frame.fx) {
-            return slot;
+            return id;
         }
-        slot = (slot + 1) & mask;
     }
 }
 
-static nt_status
-stack_enlarge_frame_slots(nt_stacks *stacks, nt_error *err)
+/* The same for the stack that `frame` makes on top of `parent`. */
+static uint32_t *
+stack_call_slot(const nt_stacks *stacks, uint32_t parent, uint32_t frame)
 {
-    const size_t old_count = stacks->frame_slot_count;
-    const size_t new_count = old_count == 0 ? 64 : old_count * 2;
+    const uint64_t seed = (uint64_t)(uintptr_t)stacks;
+    const size_t mask = stacks->call_slots.count - 1;
+    size_t slot = (size_t)nt_mix64(((uint64_t)parent << 32 | frame) ^ seed) & mask;
+    for (;; slot = (slot + 1) & mask) {
+        uint32_t *id = &stacks->call_slots.ids[slot];
+        if (*id == NT_NONE ||
+            (stacks->parent[*id] == parent && stacks->innermost[*id] == frame)) {
+            return id;
+        }
+    }
+}
+
+/* Empties a table for another id if it has `used` of them; *grew: they are to be put in
+ * again. */
+static nt_status
+stack_reserve_slot(const nt_alloc *alloc, nt_slots *slots, size_t used, bool *grew,
+                   nt_error *err)
+{
+    *grew = used >= slots->count - slots->count / 4;
+    if (!*grew) {
+        return NT_OK;
+    }
+    const size_t count = slots->count == 0 ? 64 : slots->count * 2;
     size_t bytes;
-    if (!nt_size_mul(new_count, sizeof(uint32_t), &bytes)) {
+    if (!nt_size_mul(count, sizeof(uint32_t), &bytes)) {
         return nt_fail_nomem(err);
     }
-    uint32_t *slots;
-    NT_TRY(nt_take(&stacks->alloc, (void **)&slots, bytes, err));
-    memset(slots, 0xff, bytes);
-    NT_RELEASE(&stacks->alloc, stacks->frame_slots, old_count);
-    stacks->frame_slots = slots;
-    stacks->frame_slot_count = new_count;
-    for (uint32_t id = 0; id < stacks->frame_count; id++) {
-        slots[stack_frame_slot(stacks, stacks->frames[id])] = id;
-    }
+    uint32_t *ids;
+    NT_TRY(nt_take(alloc, (void **)&ids, bytes, err));
+    memset(ids, 0xff, bytes);
+    NT_RELEASE(alloc, slots->ids, slots->count);
+    *slots = (nt_slots){ids, count};
     return NT_OK;
 }
 
 nt_status
 nt_stacks_intern_frame(nt_stacks *stacks, nt_frame frame, uint32_t *out, nt_error *err)
 {
-    if (stacks->frame_count * 2 >= stacks->frame_slot_count) {
-        NT_TRY(stack_enlarge_frame_slots(stacks, err));
+    bool grew;
+    NT_TRY(stack_reserve_slot(&stacks->alloc, &stacks->frame_slots, stacks->frame_count,
+                              &grew, err));
+    for (uint32_t id = 0; grew && id < stacks->frame_count; id++) {
+        *stack_frame_slot(stacks, stacks->frames[id]) = id;
     }
-    const size_t slot = stack_frame_slot(stacks, frame);
-    if (stacks->frame_slots[slot] == NT_NONE) {
+    uint32_t *slot = stack_frame_slot(stacks, frame);
+    if (*slot == NT_NONE) {
         if (stacks->frame_count >= NT_NONE) {
             return nt_fail(err, NT_LIMIT, NT_NO_OFFSET, "more than 2^32 frames");
         }
         NT_TRY(NT_GROW(&stacks->alloc, stacks->frames, stacks->frame_capacity,
                        stacks->frame_count + 1, err));
         stacks->frames[stacks->frame_count] = frame;
-        stacks->frame_slots[slot] = (uint32_t)stacks->frame_count++;
+        *slot = (uint32_t)stacks->frame_count++;
     }
-    *out = stacks->frame_slots[slot];
+    *out = *slot;
     return NT_OK;
 }
 
@@ -164,10 +189,15 @@ nt_status
 nt_stacks_intern_call(nt_stacks *stacks, uint32_t parent, uint32_t frame, uint32_t *out,
                       nt_error *err)
 {
-    const uint64_t key = (uint64_t)parent << 32 | frame;
-    const uint32_t known = nt_map_find(&stacks->children, key);
-    if (known != NT_NONE) {
-        *out = known;
+    bool grew;
+    NT_TRY(stack_reserve_slot(&stacks->alloc, &stacks->call_slots, stacks->count, &grew,
+                              err));
+    for (uint32_t id = NT_EMPTY_STACK + 1; grew && id < stacks->count; id++) {
+        *stack_call_slot(stacks, stacks->parent[id], stacks->innermost[id]) = id;
+    }
+    uint32_t *slot = stack_call_slot(stacks, parent, frame);
+    if (*slot != NT_NONE) {
+        *out = *slot;
         return NT_OK;
     }
     if (stacks->count >= NT_NONE) {
@@ -177,12 +207,9 @@ nt_stacks_intern_call(nt_stacks *stacks, uint32_t parent, uint32_t frame, uint32
                    stacks->count + 1, err));
     NT_TRY(NT_GROW(&stacks->alloc, stacks->parent, stacks->parent_capacity,
                    stacks->count + 1, err));
-    const uint32_t id = (uint32_t)stacks->count;
-    NT_TRY(nt_map_set(&stacks->children, key, id, err));
-    stacks->innermost[id] = frame;
-    stacks->parent[id] = parent;
-    stacks->count++;
-    *out = id;
+    stacks->innermost[stacks->count] = frame;
+    stacks->parent[stacks->count] = parent;
+    *out = *slot = (uint32_t)stacks->count++;
     return NT_OK;
 }
 

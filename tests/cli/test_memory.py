@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory the commands take for files that are made to cost much."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_snapshots import BASE, FRAME, MIB, block, dumped, event, one_program, segment
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "wait4"), reason="no wait4")
+
+#: Most bytes of memory per byte of a file, beside what a small file takes.
+MOST = 20
+
+
+def _held(stacks: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """A block of 1 MiB for each stack."""
+    trace, blocks = [event("segment_alloc", BASE, len(stacks) * MIB, 1000)], []
+    for number, frames in enumerate(stacks):
+        address = BASE + number * MIB
+        trace.append({**event("alloc", address, MIB, 1001 + number), "frames": frames})
+        blocks.append({**block(address, MIB, "active_allocated", MIB), "frames": frames})
+    return {"segments": [segment(BASE, blocks)], "device_traces": [trace]}
+
+
+def deep_stacks() -> dict[str, Any]:
+    """Stacks of 600 frames, each in an order of its own."""
+    frames = [{"name": f"f{number}", "filename": "m.py", "line": number} for number in range(600)]
+    order = random.Random(1)
+    return _held([order.sample(frames, len(frames)) for _ in range(600)])
+
+
+def many_lines() -> dict[str, Any]:
+    """A line of code for each block."""
+    return _held([[{**FRAME, "filename": f"x{line}.py", "line": line}] for line in range(20_000)])
+
+
+def many_pools() -> dict[str, Any]:
+    """A private pool for each segment."""
+    segments = []
+    for number in range(20_000):
+        address = BASE + number * 2 * MIB
+        one = segment(address, [block(address, 2 * MIB, "active_allocated", MIB)])
+        segments.append({**one, "segment_pool_id": (1, number)})
+    return {"segments": segments, "device_traces": [[]]}
+
+
+def _peak_bytes(*words: str) -> int:
+    """The most memory that a command had."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "neutracer", *words], stdout=subprocess.DEVNULL
+    ) as child:
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode == 0
+    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+@pytest.mark.parametrize("make", [deep_stacks, many_lines, many_pools])
+@pytest.mark.parametrize("command", ["report --tree {0}", "view {0} -o {0}.html", "diff {0} {0}"])
+def test_memory_is_a_small_multiple_of_the_file(
+    make: Callable[[], Any], command: str, tmp_path: Path
+) -> None:
+    sizes, peaks = [], []
+    for plain in (one_program(), make()):
+        file = tmp_path / "hostile.pickle"
+        file.write_bytes(dumped(plain))
+        sizes.append(file.stat().st_size)
+        peaks.append(_peak_bytes(*command.format(file).split()))
+    assert peaks[1] - peaks[0] < MOST * (sizes[1] - sizes[0])
