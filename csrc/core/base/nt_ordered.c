@@ -7,15 +7,16 @@
  * list of runs stays short. */
 #define ORDERED_RUN 64
 
-typedef struct ordered_page {
-    nt_ordered_entry entries[ORDERED_RUN];
-} ordered_page;
+/* Room in a set's first run at first: an allocator can have a great many pools of one
+ * or two free blocks. */
+#define ORDERED_FIRST 2
 
-/* The key of the last member stands here too: searching reads one page only. */
+/* The key of the last member stands here too: searching reads one run only. */
 struct nt_ordered_run {
     uint64_t first, second;
-    ordered_page *page;
+    nt_ordered_entry *entries;
     size_t count;
+    size_t room; /* ORDERED_RUN; or ORDERED_FIRST in a set's only run */
 };
 
 #define ORDERED_NOBODY ((nt_ordered_entry){0, 0, NT_NONE})
@@ -48,7 +49,7 @@ ordered_find_run(const nt_ordered *set, uint64_t first, uint64_t second)
 static size_t
 ordered_find_place(const nt_ordered_run *run, uint64_t first, uint64_t second)
 {
-    const nt_ordered_entry *entries = run->page->entries;
+    const nt_ordered_entry *entries = run->entries;
     size_t low = 0, left = run->count;
     while (left > 0) {
         const size_t half = left / 2;
@@ -63,30 +64,31 @@ ordered_find_place(const nt_ordered_run *run, uint64_t first, uint64_t second)
 static void
 ordered_note_last(nt_ordered_run *run)
 {
-    run->first = run->page->entries[run->count - 1].first;
-    run->second = run->page->entries[run->count - 1].second;
+    run->first = run->entries[run->count - 1].first;
+    run->second = run->entries[run->count - 1].second;
 }
 
 void
 nt_ordered_clear(nt_ordered *set, const nt_alloc *alloc)
 {
     for (size_t i = 0; i < set->run_count; i++) {
-        nt_release(alloc, set->runs[i].page, sizeof(ordered_page));
+        NT_RELEASE(alloc, set->runs[i].entries, set->runs[i].room);
     }
     NT_RELEASE(alloc, set->runs, set->run_capacity);
     *set = (nt_ordered){.count = 0};
 }
 
-/* Puts an empty run with a page of its own at `at`. */
+/* Puts an empty run with `room` of its own at `at`. */
 static nt_status
-ordered_open_run(nt_ordered *set, const nt_alloc *alloc, size_t at, nt_error *err)
+ordered_open_run(nt_ordered *set, const nt_alloc *alloc, size_t at, size_t room,
+                 nt_error *err)
 {
     NT_TRY(NT_GROW(alloc, set->runs, set->run_capacity, set->run_count + 1, err));
-    ordered_page *page;
-    NT_TRY(NT_NEW(alloc, page, 1, err));
+    nt_ordered_entry *entries;
+    NT_TRY(NT_NEW(alloc, entries, room, err));
     memmove(set->runs + at + 1, set->runs + at,
             (set->run_count - at) * sizeof *set->runs);
-    set->runs[at] = (nt_ordered_run){.page = page};
+    set->runs[at] = (nt_ordered_run){.entries = entries, .room = room};
     set->run_count++;
     return NT_OK;
 }
@@ -94,22 +96,34 @@ ordered_open_run(nt_ordered *set, const nt_alloc *alloc, size_t at, nt_error *er
 static void
 ordered_close_run(nt_ordered *set, const nt_alloc *alloc, size_t at)
 {
-    nt_release(alloc, set->runs[at].page, sizeof(ordered_page));
+    NT_RELEASE(alloc, set->runs[at].entries, set->runs[at].room);
     set->run_count--;
     memmove(set->runs + at, set->runs + at + 1,
             (set->run_count - at) * sizeof *set->runs);
+}
+
+/* Gives a short run that is full the room of the others. */
+static nt_status
+ordered_extend_run(nt_ordered_run *run, const nt_alloc *alloc, nt_error *err)
+{
+    nt_ordered_entry *entries;
+    NT_TRY(NT_NEW(alloc, entries, ORDERED_RUN, err));
+    memcpy(entries, run->entries, run->count * sizeof *entries);
+    NT_RELEASE(alloc, run->entries, run->room);
+    run->entries = entries;
+    run->room = ORDERED_RUN;
+    return NT_OK;
 }
 
 /* Moves the upper half of a full run into a new one behind it. */
 static nt_status
 ordered_split_run(nt_ordered *set, const nt_alloc *alloc, size_t at, nt_error *err)
 {
-    NT_TRY(ordered_open_run(set, alloc, at + 1, err));
+    NT_TRY(ordered_open_run(set, alloc, at + 1, ORDERED_RUN, err));
     nt_ordered_run *low = &set->runs[at], *high = &set->runs[at + 1];
     const size_t kept = low->count / 2;
     high->count = low->count - kept;
-    memcpy(high->page->entries, low->page->entries + kept,
-           high->count * sizeof(nt_ordered_entry));
+    memcpy(high->entries, low->entries + kept, high->count * sizeof(nt_ordered_entry));
     low->count = kept;
     ordered_note_last(low);
     ordered_note_last(high);
@@ -117,7 +131,7 @@ ordered_split_run(nt_ordered *set, const nt_alloc *alloc, size_t at, nt_error *e
 }
 
 /* Joins run `at` with the one behind it where both are small, so that a set which
- * shrank does not keep a page for every few members. */
+ * shrank does not keep a run for every few members. */
 static void
 ordered_join_runs(nt_ordered *set, const nt_alloc *alloc, size_t at)
 {
@@ -128,7 +142,7 @@ ordered_join_runs(nt_ordered *set, const nt_alloc *alloc, size_t at)
     if (low->count + high->count > ORDERED_RUN / 2) {
         return;
     }
-    memcpy(low->page->entries + low->count, high->page->entries,
+    memcpy(low->entries + low->count, high->entries,
            high->count * sizeof(nt_ordered_entry));
     low->count += high->count;
     ordered_note_last(low);
@@ -141,7 +155,7 @@ nt_ordered_add(nt_ordered *set, const nt_alloc *alloc, nt_ordered_entry entry,
 {
     size_t at = ordered_find_run(set, entry.first, entry.second);
     if (set->run_count == 0) {
-        NT_TRY(ordered_open_run(set, alloc, 0, err));
+        NT_TRY(ordered_open_run(set, alloc, 0, ORDERED_FIRST, err));
     } else if (at == set->run_count) {
         at--;
     }
@@ -151,8 +165,11 @@ nt_ordered_add(nt_ordered *set, const nt_alloc *alloc, nt_ordered_entry entry,
         at += ordered_below(low->first, low->second, entry.first, entry.second);
     }
     nt_ordered_run *run = &set->runs[at];
+    if (run->count == run->room) {
+        NT_TRY(ordered_extend_run(run, alloc, err));
+    }
     const size_t place = ordered_find_place(run, entry.first, entry.second);
-    nt_ordered_entry *entries = run->page->entries;
+    nt_ordered_entry *entries = run->entries;
     memmove(entries + place + 1, entries + place,
             (run->count - place) * sizeof *entries);
     entries[place] = entry;
@@ -172,7 +189,7 @@ nt_ordered_remove(nt_ordered *set, const nt_alloc *alloc, uint64_t first,
     }
     nt_ordered_run *run = &set->runs[at];
     const size_t place = ordered_find_place(run, first, second);
-    nt_ordered_entry *entries = run->page->entries;
+    nt_ordered_entry *entries = run->entries;
     if (entries[place].first != first || entries[place].second != second) {
         return NT_NONE;
     }
@@ -200,7 +217,7 @@ nt_ordered_from(const nt_ordered *set, uint64_t first, uint64_t second)
         return ORDERED_NOBODY;
     }
     const nt_ordered_run *run = &set->runs[at];
-    return run->page->entries[ordered_find_place(run, first, second)];
+    return run->entries[ordered_find_place(run, first, second)];
 }
 
 nt_ordered_entry
@@ -220,14 +237,14 @@ nt_ordered_before(const nt_ordered *set, uint64_t first, uint64_t second)
         const nt_ordered_run *run = &set->runs[at];
         const size_t place = ordered_find_place(run, first, second);
         if (place > 0) {
-            return run->page->entries[place - 1];
+            return run->entries[place - 1];
         }
     }
     if (at == 0) {
         return ORDERED_NOBODY;
     }
     const nt_ordered_run *run = &set->runs[at - 1];
-    return run->page->entries[run->count - 1];
+    return run->entries[run->count - 1];
 }
 
 bool
@@ -241,7 +258,7 @@ nt_ordered_check(const nt_ordered *set)
             return false;
         }
         for (size_t i = 0; i < run->count; i++) {
-            const nt_ordered_entry entry = run->page->entries[i];
+            const nt_ordered_entry entry = run->entries[i];
             if (entry.value == NT_NONE ||
                 (last.value != NT_NONE &&
                  !ordered_below(last.first, last.second, entry.first, entry.second))) {
