@@ -193,9 +193,9 @@ def ask(pid: int, request: Mapping[str, Any], *, wait_s: float, work_s: float) -
         NeutracerError: The process can't be reached, does not answer, or failed.
         UnavailableError: This Python lacks remote debugging.
     """
-    _check_this_python()
     check_reachable(pid)
     _check_version(pid)
+    _check_this_python()
     folder = os.path.realpath(tempfile.mkdtemp(prefix="neutracer-attach-"))
     try:
         if not sees(pid, folder):
@@ -227,14 +227,24 @@ def _check_this_python() -> None:
 
 def _check_version(pid: int) -> None:
     there = python_of(pid)
-    if there is None or there == sys.version_info[:2]:
+    if there is None or there == sys.version_info[:2] >= (3, 14):
         return
     version = "{}.{}".format(*there)
     if there < (3, 14):
-        raise NeutracerError(f"process {pid} runs Python {version}: attaching needs 3.14 or later")
+        raise NeutracerError(older(pid, f"Python {version}"))
     raise NeutracerError(
         f"process {pid} runs Python {version}, and this is {platform.python_version()}: "
         "run 'neutracer attach' with the job's Python"
+    )
+
+
+def older(pid: int, what: str) -> str:
+    """Why a process with an older Python can't be attached to, and what reaches it instead."""
+    return (
+        f"process {pid} runs {what}: attaching needs 3.14 or later. Under `neutracer run` "
+        f"it writes a report at 'kill -USR2 {pid}', which ends any other program; after "
+        "neutracer.serve_metrics(token=TOKEN) a snapshot at 'curl -X POST -H \"Authorization: "
+        "Bearer TOKEN\" http://127.0.0.1:9435/snapshot'"
     )
 
 
@@ -276,7 +286,7 @@ def _reason(pid: int, error: Exception) -> str:
             "without it"
         )
     if "PyRuntime" in text:
-        return f"process {pid} is not a Python program, or runs a Python before 3.14"
+        return older(pid, "another program, or a Python before 3.14")
     return f"process {pid} can't be reached: {error}"
 
 

@@ -485,8 +485,18 @@ def test_program_that_ends_meanwhile_is_told(start, attach, environment):
 # ---- what can't be done, in one sentence each -------------------------------------------
 
 
+def test_program_of_an_older_python_has_two_other_ways(monkeypatch, capsys):
+    monkeypatch.setattr(remote, "python_of", lambda pid: (3, 12))
+    assert main(["attach", str(os.getppid())]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"neutracer: process {os.getppid()} runs Python 3.12: ")
+    assert f"'kill -USR2 {os.getppid()}'" in said
+    assert 'curl -X POST -H "Authorization: Bearer TOKEN" http' in said
+
+
 def test_older_python_is_told_what_to_do(monkeypatch, capsys):
     monkeypatch.delattr(sys, "remote_exec", raising=False)
+    monkeypatch.setattr(remote, "python_of", lambda pid: None)
     assert main(["attach", str(os.getppid())]) == 2
     assert "it needs 3.14 or later; run 'neutracer attach' with the job's Python" in (
         capsys.readouterr().err
