@@ -545,7 +545,7 @@ def _notes(snap: Snapshot, case: Case) -> list[str]:
         notes.append(
             "What the device had left is unknown and counted as zero; give capacity= (--capacity)."
         )
-    elif budget.total is not None and budget.non_torch is None:
+    elif budget.total is not None and budget.non_torch is None and snap.rehearsed is None:
         notes.append(
             "What contexts, libraries and others take on such a device is not known and counts "
             "as nothing."

@@ -339,7 +339,8 @@ class Rehearsed:
         return Caveat(REHEARSED, severity, f"{self}: {verdict}", tuple(notes))
 
     def _figures(self) -> Iterator[str]:
-        """Sentences on the ranges and their sources."""
+        """Sentences on what the figures are, on the ranges and their sources."""
+        yield "needs: the least memory for PyTorch in which every request succeeds."
         for name, (low, high) in self.ranges.items():
             if name != "needed_bytes":
                 words = name.removesuffix("_bytes").replace("_", " ")

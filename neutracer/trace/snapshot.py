@@ -26,7 +26,7 @@ from neutracer.render.document import (
     Paragraph,
     Severity,
 )
-from neutracer.trace.beside import Beside, beside_file
+from neutracer.trace.beside import Beside, DeviceRoom, beside_file
 from neutracer.trace.events import (
     EventWindow,
     SecondWindow,
@@ -241,6 +241,10 @@ class Snapshot:
         self.origin = origin
         self.beside = Beside() if beside is None else beside
         self._native, self._renamed, self._partial = native, renamed, native.partial
+        if (facts := self.rehearsed) is not None and facts.capacity_bytes:
+            # All of its device that a rehearsal has is PyTorch's.
+            room = DeviceRoom(facts.capacity_bytes, 1.0, 0)
+            self.beside = replace(self.beside, rooms={0: room})
         self._flaws = flaws_of(native.broken())
         self._strings = [(renamed or {}).get(text, text) for text in native.strings()]
         self._stacks = Stacks(native, self._strings)

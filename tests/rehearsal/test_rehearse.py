@@ -115,6 +115,12 @@ def test_running_out_of_memory_is_in_the_snapshot() -> None:
     why = neutracer.explain(snap)
     assert why.verdicts
     assert "Rehearsed, not recorded" in str(why)
+    assert "needs: the least memory for PyTorch in which every request succeeds." in str(why)
+    # The device is the one that was given: nothing of it is others', or unknown.
+    assert (why.bill.limit_bytes, why.bill.limit_is) == (64 * MIB, "device")
+    left = 64 * MIB - snap.memory_stats()["reserved_bytes.all.current"]
+    assert snap.events[-1].device_free == why.device_free_bytes == left
+    assert "capacity" not in str(why).partition("Out of memory")[2]
 
 
 def test_needed_is_the_least_that_goes() -> None:

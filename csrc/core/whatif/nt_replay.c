@@ -1350,6 +1350,16 @@ record_pool(const replay *r, size_t pool)
     return r->program->pools[pool];
 }
 
+/* The bytes that the model's device has left for the process. */
+static uint64_t
+record_device_free(const replay *r)
+{
+    const uint64_t reserved =
+        nt_allocator_get_stats(r->model)->bytes[NT_METRIC_RESERVED];
+    const uint64_t taken = reserved + r->options.device_other;
+    return taken < r->options.device_total ? r->options.device_total - taken : 0;
+}
+
 /* An event of the model in the place of the recorded one that is under way. */
 static void
 record_add(replay *r, nt_action action, uint32_t lane, uint64_t address, uint64_t size)
@@ -1368,6 +1378,7 @@ record_add(replay *r, nt_action action, uint32_t lane, uint64_t address, uint64_
         .size = size,
         .stream = where->stream,
         .time_us = from->time_us != NULL ? from->time_us[at] : 0,
+        .device_free = action == NT_ACTION_OOM ? record_device_free(r) : 0,
         .pool = record_pool(r, where->pool),
         .stack = from->stack[at],
         .compile_context =
