@@ -30,6 +30,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 CLANG_FORMAT := $(BIN)/python -c 'import sys, clang_format; sys.exit(clang_format.clang_format())'
 export PIP_NO_INPUT := 1
+# A test run starts hundreds of processes that import the package: it is compiled once for all.
+unexport PYTHONDONTWRITEBYTECODE
 
 C_SOURCES := $(shell find csrc tests/c -name '*.c' 2>/dev/null)
 C_FILES := $(C_SOURCES) $(shell find csrc tests/c -name '*.h' 2>/dev/null)
