@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import isolation
 import pytest
 from compiled import needs_selftest, selftest
 from places import TESTS
@@ -41,8 +42,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return added[-1]
 
     monkeypatch.setattr(selftest, "heap_watch_add", noted)
-    gc.collect()
-    gc.freeze()
+    isolation.set_aside()
     gc.disable()
     callbacks = gc.callbacks[:]
     numbers = selftest.heap_watch_status()["watches_left"]
@@ -58,7 +58,6 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-        gc.unfreeze()
 
 
 def listed() -> list[str]:

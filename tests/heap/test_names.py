@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import isolation
 import pytest
 
 from neutracer._native import core
@@ -623,7 +624,10 @@ def test_naming_makes_and_changes_nothing() -> None:
 
 def test_every_object_alive_can_be_named() -> None:
     missing = total = 0
-    for owner in gc.get_objects():
+    gc.unfreeze()
+    owners = gc.get_objects()
+    isolation.set_aside()
+    for owner in owners:
         held = {id(target) for target, _, _ in core.references(owner)}
         referents = gc.get_referents(owner)
         total += len(referents)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import heap_shapes
+import isolation
 import pytest
 from compiled import needs_selftest, selftest
 from places import TESTS
@@ -30,17 +31,14 @@ YOUNG, MIDDLE, FULL, ALL = range(4)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def apart() -> Iterator[None]:
+def apart() -> None:
     """Sets what is there aside, so that a full collection looks only at the test's own."""
     if importlib.util.find_spec("torch"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for shape in heap_shapes.torch_shapes().values():
                 shape()  # imports much
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    isolation.set_aside()
 
 
 @pytest.fixture
@@ -334,7 +332,7 @@ def test_look_leaves_no_trace(quiet: None) -> None:
 
 def test_frozen_objects_are_in_all_only(quiet: None) -> None:
     holder = [heap_shapes.Node()]
-    gc.freeze()  # until `apart` ends it, for all that it has set aside too
+    isolation.set_aside()
     assert selftest.heap_edges([holder], FULL, False) == [None]
     assert selftest.heap_edges([holder], ALL, False) == [holder]
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import isolation
 import torch
 
 SIZE = 1024
@@ -242,11 +243,9 @@ def quiet_collector() -> Iterator[None]:
 
     What was there before is set aside, so that a test does not walk all of torch each time.
     """
-    gc.collect()
-    gc.freeze()
+    isolation.set_aside()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()

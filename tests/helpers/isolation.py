@@ -17,9 +17,6 @@ from typing import Any, NamedTuple
 #: The list that the collector goes through, whatever `gc.callbacks` is made to name.
 _CALLBACKS = gc.callbacks
 
-#: What the interpreter has set aside by itself, as 3.12 does.
-_FROZEN = gc.get_freeze_count()
-
 #: Those that no library keeps for itself; torch's data loader does so with SIGCHLD.
 _SIGNALS = (
     signal.SIGINT,
@@ -80,13 +77,40 @@ def _set_callbacks(callbacks: tuple[Any, ...]) -> None:
     gc.callbacks = _CALLBACKS
 
 
-def _frozen() -> bool:
-    return gc.get_freeze_count() > _FROZEN
+#: Whether a test has called `gc.freeze`. To ask the collector costs more than most tests: it counts
+#: what is set aside one by one.
+_frozen = False
+
+
+def set_aside(freeze: Callable[[], None] = gc.freeze) -> None:
+    """Have collections pass over all that there is now, for as long as this process lives.
+
+    They take time in proportion to what they pass through, and the tests themselves are half a
+    million objects.
+    """
+    gc.collect()
+    freeze()
+
+
+def _freeze(freeze: Callable[[], None] = gc.freeze) -> None:
+    global _frozen
+    _frozen = True
+    freeze()
+
+
+def _unfreeze(unfreeze: Callable[[], None] = gc.unfreeze) -> None:
+    global _frozen
+    _frozen = False
+    unfreeze()
 
 
 def _set_frozen(frozen: bool) -> None:
     if not frozen:
         gc.unfreeze()
+        set_aside()
+
+
+gc.freeze, gc.unfreeze = _freeze, _unfreeze
 
 
 def _environment() -> dict[str, str]:
@@ -126,7 +150,7 @@ PARTS = (
     Part("gc.isenabled()", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
     Part("gc.get_threshold()", gc.get_threshold, lambda numbers: gc.set_threshold(*numbers)),
     Part("gc.get_debug()", gc.get_debug, gc.set_debug),
-    Part("whether gc.freeze() holds something", _frozen, _set_frozen),
+    Part("whether gc.freeze() holds something", lambda: _frozen, _set_frozen),
     _attribute(sys, "excepthook"),
     _attribute(sys, "unraisablehook"),
     _attribute(sys, "displayhook"),
