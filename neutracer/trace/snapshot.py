@@ -155,12 +155,10 @@ def load(
     limit = min(limit, sys.maxsize)
     with reporting(source, progress) as report, open_source(source) as opened:
         native = core.load(opened, limit, report)
+    if native.partial is not None:
+        warnings.warn(f"only a part was read: {native.partial}", HistoryWarning, stacklevel=2)
     origin = source_path(source)
     whole = Snapshot(native, origin=origin, beside=beside_file(origin))
-    if native.partial is not None:
-        if extent := getattr(opened, "extent", ""):
-            whole._partial = f"the file's {extent}, and end before the pickle does"
-        warnings.warn(f"only a part was read: {whole.partial}", HistoryWarning, stacklevel=2)
     if host:
         whole = _host_of(whole)
     if phase is not None:

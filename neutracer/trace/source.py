@@ -493,11 +493,6 @@ class Unpacked:
         """The memory allowed for parsing the data decompressed so far."""
         return _MEMORY_FLOOR + _MOST_MEMORY_RATIO * self._taken
 
-    @property
-    def extent(self) -> str:
-        """The compressed bytes read so far, and what they unpacked to."""
-        return f"{self._taken:,} bytes of {self.kind} unpack to {self._given:,} bytes"
-
     def read(self, count: int, /) -> bytes:
         """At most `count` bytes; none at the end, also of truncated data.
 
@@ -636,11 +631,6 @@ class _Joined:
     def allowance(self) -> int | None:
         """The memory allowed for parsing the data so far; None: the caller's limit."""
         return self._rest.allowance if isinstance(self._rest, Unpacked) else None
-
-    @property
-    def extent(self) -> str:
-        """The compressed bytes read so far and what they gave; "" of plain data."""
-        return self._rest.extent if isinstance(self._rest, Unpacked) else ""
 
     def read(self, count: int, /) -> bytes:
         if not self._head:
