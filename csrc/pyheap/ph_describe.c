@@ -1029,7 +1029,7 @@ describe_tensor(ph_state *s, uint32_t node)
         NT_TRY(nt_map_swap(&s->storages, tensor.storage, 1, &before, NULL));
         bytes = before == NT_NONE ? bytes : 0;
     }
-    if (bytes > 0 && tensor.data_ptr != 0) {
+    if (s->options.dying && bytes > 0 && tensor.data_ptr != 0) {
         ph_cycles *out = s->out;
         NT_TRY(NT_GROW(&s->alloc, out->storages, out->storage_capacity,
                        out->storage_count + 1, NULL));
@@ -1202,43 +1202,7 @@ cut_any_source(const ph_node *nodes, const ph_edge *way, uint32_t count,
 static bool
 cut_hides_its_use(const ph_node *target)
 {
-    static const char *const types[] = {"list",
-                                        "dict",
-                                        "tuple",
-                                        "str",
-                                        "bytes",
-                                        "bytearray",
-                                        "int",
-                                        "float",
-                                        "complex",
-                                        "bool",
-                                        "NoneType",
-                                        "slice",
-                                        "range",
-                                        "mappingproxy",
-                                        "cell",
-                                        "ellipsis",
-                                        "map",
-                                        "filter",
-                                        "enumerate",
-                                        "reversed",
-                                        "zip",
-                                        "defaultdict",
-                                        "SimpleNamespace",
-                                        "collections.defaultdict",
-                                        "list_iterator",
-                                        "tuple_iterator",
-                                        "dict_keyiterator",
-                                        "dict_valueiterator",
-                                        "dict_itemiterator",
-                                        "types.SimpleNamespace",
-                                        "functools.partial"};
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        if (strcmp(target->type, types[i]) == 0) {
-            return true;
-        }
-    }
-    return target->is_strong;
+    return target->is_strong || strcmp(target->type, "functools.partial") == 0;
 }
 
 /* Whether an attribute or a key usually refers back to an owner: "trainer", "_parent",

@@ -113,7 +113,7 @@ typedef struct ph_cycles {
     uint32_t left_out;    /* shapes that were not described */
     uint64_t bytes;       /* of all shapes */
     uint64_t loose_bytes; /* tensors of the set that no cycle holds (a finalizer's) */
-    uint64_t *storages;   /* where the memory of each wanted tensor begins, each once */
+    uint64_t *storages; /* of what is dying: where each wanted tensor's memory begins */
     size_t storage_count;
     size_t storage_capacity;
 } ph_cycles;

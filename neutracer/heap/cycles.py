@@ -108,19 +108,7 @@ def _is_bound(nodes: Sequence[Node], way: Sequence[Edge], edge: Edge) -> bool:
 
 def _hides_its_use(target: Node) -> bool:
     """True if a weak reference can't help: the type allows none, or it would die at once."""
-    return target.is_strong or target.type in _NO_WEAKREF or target.type == "functools.partial"
-
-
-# Types without weak references, as nodes name them.
-_NO_WEAKREF = frozenset(
-    (
-        *("list", "dict", "tuple", "str", "bytes", "bytearray", "int", "float", "complex"),
-        *("bool", "NoneType", "slice", "range", "mappingproxy", "cell", "ellipsis"),
-        *("collections.defaultdict", "defaultdict", "types.SimpleNamespace", "SimpleNamespace"),
-        *("list_iterator", "dict_keyiterator", "dict_valueiterator", "dict_itemiterator"),
-        *("tuple_iterator", "zip", "map", "filter", "enumerate", "reversed"),
-    )
-)
+    return target.is_strong or target.type == "functools.partial"
 
 
 def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:

@@ -652,43 +652,51 @@ def left_behind(case: Case) -> Verdict | None:
     timeline, rounds = case.timeline, case.rounds
     if timeline is None or rounds is None or len(rounds.begins) <= FEWEST:
         return None
-    rows, begins = timeline.allocations, rounds.begins
-    names = ("alloc_event", "free_event", "stack", "size", "address")
-    made, freed, stacks, sizes, at = (rows.codes(name) for name in names)
+    rows, frames = timeline.allocations, case.snap.stacks
+    made, stacks, sizes, at = map(rows.codes, ("alloc_event", "stack", "size", "address"))
+    kept = _left_rows(case, timeline, rounds.begins)
+    nbytes = sum(sizes[row] for row in kept)
+    if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
+        return None
+    steps = len({bisect_right(rounds.begins, made[row]) for row in kept})
+    of_steps = f"{steps} of {format_count(len(rounds.begins) - 1, rounds.unit)}"
+    by_line = grouped((frames[stacks[row]], sizes[row], 1) for row in kept)
+    notes = []
+    for place, size, count in by_line[:_TOLD]:
+        text = f"{format_bytes(size)} in {format_count(count, 'block')} of {of_steps}, by"
+        notes += [Note(text, place), *_held_by(case, place)]
+    by_modules = {stack for stack in map(stacks.__getitem__, kept)
+                  if role_of(frames[stack]) is Role.MODULE}  # fmt: skip
+    graph = sum(sizes[row] for row in kept if stacks[row] in by_modules)
+    advice, remedy = _release(case, by_line[0][0], 2 * graph > nbytes)
+    message = f"leak: {format_bytes(nbytes)} of earlier {rounds.unit}s is still there"
+    frees, evidence = frozenset(at[row] for row in kept), tuple(dict.fromkeys(notes))
+    return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
+
+
+def _left_rows(case: Case, timeline: Timeline, begins: Sequence[int]) -> list[int]:
+    """The allocations in use that are older than the step before the failing one, of stacks most
+    of whose blocks are freed by the end of the step after theirs.
+
+    What a stack makes in the first step that runs it counts for nothing: in many programs it
+    stays, as a workspace does.
+    """
+    rows = timeline.allocations
+    made, freed, stacks = map(rows.codes, ("alloc_event", "free_event", "stack"))
     first, last = bisect_left(made, begins[0]), bisect_left(made, begins[-2])
-    # What a line makes in the first step that runs it stays in many programs.
     began: dict[int, int] = {}
     goes: Counter[int] = Counter()
     for row in range(first, last):
         number = bisect_right(begins, made[row])
         if began.setdefault(stacks[row], number) < number:
-            soon = begins[min(number + 1, len(begins) - 1)]
-            goes[stacks[row]] += 1 if 0 <= freed[row] < soon else -1
-    kept = [
+            goes[stacks[row]] += 1 if 0 <= freed[row] < begins[number + 1] else -1
+    return [
         row
         for row in case.live_rows
         if first <= row < last
         and goes[stacks[row]] > 0
         and began[stacks[row]] < bisect_right(begins, made[row])
     ]
-    nbytes = sum(sizes[row] for row in kept)
-    if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
-        return None
-    by_line = grouped((case.snap.stacks[stacks[row]], sizes[row], 1) for row in kept)
-    steps = len({bisect_right(begins, made[row]) for row in kept})
-    of_steps = f"{steps} of {format_count(len(begins) - 1, rounds.unit)}"
-    evidence: tuple[Note, ...] = ()
-    for place, size, count in by_line[:_TOLD]:
-        text = f"{format_bytes(size)} in {format_count(count, 'block')} of {of_steps}, by"
-        evidence += (Note(text, place), *_held_by(case, place))
-    evidence = tuple(dict.fromkeys(evidence))
-    place = by_line[0][0]
-    modules = {stack for stack in goes if role_of(case.snap.stacks[stack]) is Role.MODULE}
-    graph = sum(sizes[row] for row in kept if stacks[row] in modules)
-    advice, remedy = _release(case, place, 2 * graph > nbytes)
-    message = f"leak: {format_bytes(nbytes)} of earlier {rounds.unit}s is still there"
-    frees = frozenset(at[row] for row in kept)
-    return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
 
 
 def cache_growth(case: Case) -> Verdict | None:
@@ -852,36 +860,40 @@ def _let_go(case: Case, place: Place, of_modules: bool) -> Note:
     return Note(f"{text} in {chain}") if chain else Note(f"{text}:", place)
 
 
-# What a chain of holders says where an exception keeps the frames that it came through.
+# What a chain of holders says where an exception keeps the frames that it came through, and where
+# gradients have a graph.
 _OF_AN_EXCEPTION = ("traceback", "__context__", "__cause__")
+_OF_GRADIENTS = ".grad → autograd graph"
+
+_ON_GRADIENTS = (
+    "use torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True), or "
+    "set every parameter's .grad to None after it (model.zero_grad())"
+)
 
 
 def _release(case: Case, place: Place, of_modules: bool) -> tuple[tuple[Note, ...], Remedy]:
     """How to let go of what a line makes, by what holds it."""
-    held, remedy = case.holder_of(place), Remedy("release", place=place)
+    remedy = Remedy("release", place=place)
+    return _by_holder(case, place) or (_let_go(case, place, of_modules),), remedy
+
+
+def _by_holder(case: Case, place: Place) -> tuple[Note, ...]:
+    """What to do where the holder alone tells it."""
+    held = case.holder_of(place)
     if any(word in held for word in _OF_AN_EXCEPTION):
         text = "keep str(error), not the exception: its traceback keeps frames and their tensors"
-        return (Note(text), Note(f"it is held by {held}")), remedy
-    if ".grad → autograd graph" in held:
-        return (*_CREATE_GRAPH, Note(f"it is held by {held}")), remedy
-    return (_let_go(case, place, of_modules),), remedy
-
-
-# Of gradients that have a graph.
-_CREATE_GRAPH = (
-    Note(
-        "use torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True), "
-        "which leaves the graph in every parameter's .grad, or set all of them to None after it "
-        "(model.zero_grad())"
-    ),
-)
+    elif _OF_GRADIENTS in held:
+        text = _ON_GRADIENTS
+    else:
+        return ()
+    return Note(text), Note(f"it is held by {held}")
 
 
 def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
-    notes: tuple[Note, ...]
+    notes = _by_holder(case, growth.growers[0].place)
     held = case.holder_of(growth.growers[0].place)
-    if any(word in held for word in (*_OF_AN_EXCEPTION, ".grad → autograd graph")):
-        return _release(case, growth.growers[0].place, of_modules=False)
+    if notes:
+        return notes, Remedy("release", place=growth.growers[0].place)
     if growth.create_graph is not None:
         notes = (
             Note(
@@ -889,7 +901,7 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
                 "makes parameter and gradient keep each other alive:",
                 growth.create_graph,
             ),
-            Note("use torch.autograd.grad(..., create_graph=True), or set .grad to None after it"),
+            Note(_ON_GRADIENTS),
         )
         return notes, Remedy("release", place=growth.create_graph)
     grower = growth.growers[0]

@@ -331,7 +331,7 @@ class Trials:
 
     @cached_property
     def _ample(self) -> array[float] | None:
-        """The same with the margin of what is not known: a part larger."""
+        """The same a sixteenth larger, the margin of an estimate."""
         stretch = self._stretch
         if stretch is None:
             return None

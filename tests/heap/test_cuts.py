@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import neutracer
+from neutracer._native import core
+from neutracer.heap.cycles import device_filter
 
 torch = pytest.importorskip("torch")
 
@@ -160,3 +162,16 @@ def test_more_cuts_than_are_named_are_left_to_the_collector() -> None:
     cycle = _cycle_of("Dense")
     assert not cycle.is_proved
     assert cycle.advice.startswith("call gc.collect() when finished with Dense")
+
+
+def test_all_of_the_garbage_has_its_addresses_not_one_of_a_shape() -> None:
+    addresses = set()
+    for _ in range(5):
+        cycle: list[Any] = [torch.zeros(1 << 10)]
+        cycle.append(cycle)
+        addresses.add(cycle[0].data_ptr())
+    alive = torch.zeros(1 << 10)
+    del cycle
+    found = core.find_cycles(*device_filter("cpu"), 0, 0, True)
+    assert set(found["garbage"]["storages"]) == addresses
+    assert alive.data_ptr() not in addresses

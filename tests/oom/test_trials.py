@@ -21,7 +21,7 @@ def trial(report: neutracer.reports.ExplainReport, cost: str) -> Trial:
     return found
 
 
-def leaking(rounds: int = 12, keeps: int = 10, works: int = 40) -> Recording:
+def leaking(rounds: int = 12, keeps: int = 10, works: int = 40, free: int = 0) -> Recording:
     """Rounds that each work with a block, and keep another; the next one fails."""
     recording = Recording()
     scratch = recording.segment(works)
@@ -32,7 +32,7 @@ def leaking(rounds: int = 12, keeps: int = 10, works: int = 40) -> Recording:
         recording.free(block)
     recording.metadata = f"step {rounds}"
     recording.alloc(scratch, works, "forward")
-    recording.oom(keeps, 0, "cache")
+    recording.oom(keeps, free, "cache")
     return recording
 
 
@@ -168,3 +168,9 @@ def test_what_stays_of_some_steps_alone_is_named_and_its_release_is_replayed() -
     assert (first.kind, first.finishes) == ("leak", True)
     assert first.bytes == 4 * 20 * MIB
     assert "of earlier steps is still there" in first.message
+
+
+def test_a_pile_comes_before_a_limit_that_lasts_for_the_rounds_that_are_replayed() -> None:
+    report = explained(leaking(free=16_000), limit_bytes=160 * MIB)
+    finishing = [one.kind for one in report.verdicts if one.finishes]
+    assert finishing == ["leak", "process_cap"]
