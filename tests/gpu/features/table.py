@@ -67,10 +67,7 @@ WATCHERS = {
 
 #: Of these `--quick` runs some.
 QUICK_WATCHERS = ("run", "all")
-QUICK_ENDINGS = (
-    *("exit_code", "uncaught_in_backward", "interrupt_by_signal", "terminated"),
-    *("terminated_and_handled", "at_exit", "error_in_thread"),
-)
+QUICK_ENDINGS = ("uncaught_in_backward", "interrupt_by_signal", "at_exit", "error_in_thread")
 
 #: Known to end programs: shown, and not counted as ours.
 SHOWN_ONLY = {"cuda": {"record all": "record_all"}, "cpu": {}}
