@@ -122,12 +122,13 @@ test: setup-test  ## lint, and all tests but the long ones
 	@$(LINT)
 	@$(BIN)/python -m pytest $(PARALLEL)
 
-# What a test skips for want of it, and pip or apt have.
+# What a test skips for want of it, and pip or apt have. Six times as many examples of the
+# comparison with the reader in plain Python.
 test-all: setup-test $(VENV)/.docs  ## all tests, the long ones too, with all that they can use
 	@$(LINT)
 	@tools/need $(PYTHON) clang chromium graphviz valgrind
 	@$(PIP) install 'neutracer[fsspec,notebook]'
-	@$(BIN)/python -m pytest $(PARALLEL) -m ""
+	@NEUTRACER_EXAMPLES=6 $(BIN)/python -m pytest $(PARALLEL) -m ""
 
 # In an environment of its own, on top of the tests': what the hosts need is nobody else's.
 HOSTS := transformers lightning accelerate wandb mlflow tensorboard opentelemetry mcp

@@ -58,21 +58,21 @@ def check_same(value: Any, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("version", sorted(SCHEMAS))
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(data=st.data(), encode=encoders)
 def test_columns_equal_for_every_schema(version: str, data: Any, encode: Encoder) -> None:
     value = data.draw(snapshots(version))
     check_same(wrapped(value) if encode is cpp_encoder else value, encode(value))
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(value=snapshots())
 def test_columns_equal_in_every_encoding(value: Any) -> None:
     for name, encode in ENCODERS.items():
         check_same(wrapped(value) if name == "C++" else value, encode(value))
 
 
-@settings(max_examples=examples(80), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(value=snapshots(), seed=st.integers(0, 2**32))
 def test_columns_equal_in_odd_encodings(value: Any, seed: int) -> None:
     check_same(value, scrambled_encoder(seed)(value))
@@ -107,7 +107,7 @@ class Trickle(io.RawIOBase):
         return self.file.read(min(most, count) if count >= 0 else most)
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     value=snapshots(),
     encode=encoders,
@@ -119,7 +119,7 @@ def test_pieces_give_the_same_columns(value: Any, encode: Encoder, sizes: list[i
     assert comparable(described(in_pieces)) == comparable(described(neutracer.load(data)))
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(value=snapshots(), encode=encoders)
 def test_saving_keeps_the_columns(value: Any, encode: Encoder) -> None:
     first = neutracer.load(encode(value))
@@ -134,7 +134,7 @@ def test_saved_files_equal_the_original(name: str) -> None:
     assert unpickled(neutracer.load(data).to_bytes()) == unpickled(data)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(75), deadline=None)
 @given(
     value=snapshots(),
     encode=encoders,
