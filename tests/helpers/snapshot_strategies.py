@@ -184,7 +184,7 @@ def block_records(schema: Schema, frames: Strategy, *, missing: bool) -> Strateg
         cpp = st.lists(texts, max_size=2)
         old = record({**history, "cpp_frames": cpp}, missing=True)
         fields["history"] = st.lists(old, max_size=2)
-        states |= st.just("active_awaiting_free")
+        fields["state"] = states | st.just("active_awaiting_free")
     else:
         fields = {"address": addresses, **fields, "frames": frames}
     return record(fields, missing=missing)
