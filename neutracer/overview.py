@@ -884,7 +884,7 @@ class _Callers:
 
 def _program_place(frame: Frame) -> Place | None:
     """A frame of the program or of a library; None for others."""
-    origin = origin_of(frame.filename)
+    origin = origin_of(frame.file)
     if frame.line <= 0 or origin.owner not in (Owner.OWN, Owner.LIBRARY):
         return None
     package = origin.package if origin.owner is Owner.LIBRARY else ""

@@ -14,7 +14,7 @@ from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Allocation, Edge, Node, TensorFacts, devices_sum, devices_text
 from neutracer.render.document import Place, clean
 from neutracer.render.report import PlainRow
-from neutracer.trace.stacks import Owner, origin_of
+from neutracer.trace.stacks import Owner, origin_here
 from neutracer.units import format_bytes, format_count, format_duration_us
 
 # ---- Advice ------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def cut_at(nodes: Sequence[Node], way: Sequence[Edge], at: int, references: int 
 
 
 def _package(filename: str) -> str:
-    origin = origin_of(filename)
+    origin = origin_here(filename)
     if origin.owner is Owner.LIBRARY:
         return origin.package
     return {Owner.TORCH: "torch", Owner.PLUMBING: "Python"}.get(origin.owner, "")

@@ -597,6 +597,7 @@ def _page(
         "title": name,
         "focus": focus,
         "renamed": dict(_renamed(snap)),
+        "libraries": snap.libraries,
         "rules": {number: _told_rules(snap, number) for number in devices if snap.beside.tensors},
         "devices": [*device_entries(report, devices), *map(host_entry, host)],
     }

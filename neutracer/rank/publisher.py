@@ -83,7 +83,7 @@ class _MainThread:
         """Whether PyTorch owns the innermost frame: the thread waits in a collective or for the
         device."""
         frames = self._position[0]
-        return bool(frames) and origin_of(frames[0].filename).owner is Owner.TORCH
+        return bool(frames) and origin_of(frames[0].file).owner is Owner.TORCH
 
     @property
     def seconds(self) -> float:

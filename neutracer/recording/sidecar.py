@@ -17,6 +17,7 @@ from neutracer.trace.beside import (
     DeviceRoom,
     TensorBlocks,
     device_room,
+    library_folders,
     plain_tensors,
 )
 
@@ -208,6 +209,7 @@ def sidecar(
         "recording": dict(recording),
         "devices": {str(device): _device(torch, device) for device in devices},
         "tensors": plain_tensors(tensors or {}),
+        "libraries": list(library_folders()),
     }
 
 

@@ -21,6 +21,7 @@ from neutracer._native import core
 from neutracer.arguments import reader_name
 from neutracer.trace.flaws import KEY, Rehearsed
 from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.stacks import Owner, origin_here
 from neutracer.trace.uses import KEY as USES
 from neutracer.trace.uses import Uses
 
@@ -92,14 +93,10 @@ def is_between(frame: FrameType) -> bool:
 
 # ---- Notes -------------------------------------------------------------------------------
 
-_STANDARD = os.path.dirname(os.__file__) + os.sep
-_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-
 
 def is_library(frame: FrameType) -> bool:
     """Whether a frame is no line of the program's own."""
-    path = frame.f_code.co_filename
-    if path.startswith(("<frozen ", _STANDARD)) or any(part in path for part in _LIBRARIES):
+    if origin_here(frame.f_code.co_filename).owner is not Owner.OWN:
         return True
     name = frame.f_globals.get("__name__") or ""
     return str(name).partition(".")[0] in ("neutracer", "torch")

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 #: By device and address, the category of a tensor's block.
@@ -64,6 +66,8 @@ class Beside:
         oom: The facts of the last out-of-memory error, or PyTorch's message, or None.
         ooms: The facts of all such errors with a report, in order; empty where only one is known.
         holders: By device and line of code, who held its blocks at the end: names of the program.
+        libraries: Folders that the process had installed packages in, but for those that are called
+            site-packages or dist-packages.
         damage: For each unreadable file, its name and the reason.
     """
 
@@ -72,7 +76,25 @@ class Beside:
     oom: Mapping[str, Any] | str | None = None
     ooms: tuple[Mapping[str, Any], ...] = ()
     holders: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    libraries: tuple[str, ...] = ()
     damage: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=1)
+def library_folders() -> tuple[str, ...]:
+    """The folders on Python's path in which packages are installed though they are not called
+    site-packages, as by ``pip install --target``; without the first, which is the program's own."""
+    found = []
+    for folder in sys.path[1:]:
+        if os.path.basename(folder) in ("site-packages", "dist-packages"):
+            continue
+        try:
+            with os.scandir(folder) as entries:
+                if any(one.name.endswith(".dist-info") for one in entries):
+                    found.append(folder)
+        except OSError:
+            continue
+    return tuple(found)
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -155,7 +177,8 @@ def beside_file(path: str) -> Beside:
     plain, damage = sidecars(path) if path else ([], [])
     ooms = _ooms(plain)
     oom = ooms[-1] if ooms else _oom(plain)
-    return Beside(_tensors(plain), _rooms(plain), oom, ooms, _holders(plain), tuple(damage))
+    told = _holders(plain), _libraries(plain), tuple(damage)
+    return Beside(_tensors(plain), _rooms(plain), oom, ooms, *told)
 
 
 def plain_tensors(tensors: TensorBlocks) -> dict[str, dict[str, list[int]]]:
@@ -183,6 +206,14 @@ def _tensors(plain: Iterable[Mapping[str, Any]]) -> TensorBlocks:
                 if isinstance(address, int):
                     found.setdefault(int(device), {})[address] = category
     return found
+
+
+def _libraries(plain: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    first = next(iter(plain), {})
+    process = first.get("process", first)
+    listed = process.get("libraries") if isinstance(process, dict) else None
+    folders = listed if isinstance(listed, list) else ()
+    return tuple(one for one in folders if isinstance(one, str) and one.strip("/"))
 
 
 def _ooms(plain: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:

@@ -26,7 +26,7 @@ from neutracer.render.document import (
     Paragraph,
     Severity,
 )
-from neutracer.trace.beside import Beside, DeviceRoom, beside_file
+from neutracer.trace.beside import Beside, DeviceRoom, beside_file, library_folders
 from neutracer.trace.events import (
     EventWindow,
     SecondWindow,
@@ -208,8 +208,9 @@ def _written(source: core.Snapshot | tuple[tuple[core.Timeline, int, int], ...])
 
 def _restored(saved: bytes, renamed: Mapping[str, str] | None, *rest: Any) -> Snapshot:
     """Unpickle a snapshot."""
-    snap = Snapshot(core.load(saved, sys.maxsize, None), renamed)
-    snap._partial, snap._flaws, snap.beside, snap._window = rest
+    partial, flaws, beside, window = rest
+    snap = Snapshot(core.load(saved, sys.maxsize, None), renamed, beside=beside)
+    snap._partial, snap._flaws, snap._window = partial, flaws, window
     return snap
 
 
@@ -245,7 +246,8 @@ class Snapshot:
             self.beside = replace(self.beside, rooms={0: room})
         self._flaws = flaws_of(native.broken())
         self._strings = [(renamed or {}).get(text, text) for text in native.strings()]
-        self._stacks = Stacks(native, self._strings)
+        self.libraries = (*self.beside.libraries, *library_folders())
+        self._stacks = Stacks(native, self._strings, self.libraries)
         self._columns = native.tables()
         self._traces = native.traces()
         self._timelines: dict[int, Timeline] = {}
@@ -264,7 +266,8 @@ class Snapshot:
         """
         native = self._native.host() if self._host is None else None
         if native is not None:
-            self._host = Snapshot(native, self._renamed)
+            libraries = Beside(libraries=self.beside.libraries)
+            self._host = Snapshot(native, self._renamed, beside=libraries)
             self._host.origin, self._host._partial = self.origin, self._partial
         return self._host
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, overload
 
 from neutracer._native import core
 from neutracer.render.document import Figure, Place, Table
+from neutracer.trace.beside import library_folders
 from neutracer.units import format_count
 
 # ---- Stacks ------------------------------------------------------------------------------
@@ -38,9 +39,26 @@ class Frame(NamedTuple):
     line: int
     name: str
 
+    @property
+    def file(self) -> str:
+        """The file's name as its owner is told by: see `InstalledFrame`."""
+        return self.filename
+
     def to_dict(self) -> dict[str, str | int]:
         """The frame as a dict with PyTorch's own keys."""
         return self._asdict()
+
+
+class InstalledFrame(Frame):
+    """A frame of a package in a folder that only its own process knew to hold installed ones, as
+    of `pip install --target`."""
+
+    as_installed: str
+
+    @property
+    def file(self) -> str:
+        """The file's name as if in site-packages."""
+        return self.as_installed
 
 
 class GeneratedFrame(Frame):
@@ -69,12 +87,18 @@ class GeneratedFrame(Frame):
         return forward_stack(self.fx_original_trace or "")
 
 
-def _frames(snapshot: core.Snapshot, strings: Sequence[str]) -> list[Frame]:
+def _frames(
+    snapshot: core.Snapshot, strings: Sequence[str], libraries: Sequence[str]
+) -> list[Frame]:
     """The frames of a snapshot by their ids."""
     nodes = snapshot.fx()
     found = []
     for name, filename, line, fx in snapshot.frames():
         frame = Frame(strings[filename], line, strings[name])
+        installed = as_installed(frame.filename, libraries)
+        if installed != frame.filename:
+            frame = InstalledFrame(*frame)
+            vars(frame)["as_installed"] = installed
         if fx:
             frame = GeneratedFrame(*frame)
             texts = zip(_FX_KEYS, nodes[fx - 1], strict=True)
@@ -83,11 +107,32 @@ def _frames(snapshot: core.Snapshot, strings: Sequence[str]) -> list[Frame]:
     return found
 
 
-class Stacks:
-    """The stacks of one snapshot, decoded lazily and cached."""
+def as_installed(filename: str, libraries: Sequence[str]) -> str:
+    """The name of a file below one of some folders as if that were site-packages; of others as it
+    is.
 
-    def __init__(self, snapshot: core.Snapshot, strings: Sequence[str]) -> None:
-        self._frames = _frames(snapshot, strings)
+    Example:
+        >>> as_installed("/tmp/wheels/timm/layers/mlp.py", ["/tmp/wheels"])
+        '/site-packages/timm/layers/mlp.py'
+    """
+    folders = (f"{folder.rstrip('/')}/" for folder in libraries)
+    folder = next((one for one in folders if filename.startswith(one)), "")
+    return f"/site-packages/{filename.removeprefix(folder)}" if folder else filename
+
+
+class Stacks:
+    """The stacks of one snapshot, decoded lazily and cached.
+
+    Args:
+        snapshot: The core's object.
+        strings: Its texts, as they are shown.
+        libraries: Folders of installed packages, beside those that are called so.
+    """
+
+    def __init__(
+        self, snapshot: core.Snapshot, strings: Sequence[str], libraries: Sequence[str] = ()
+    ) -> None:
+        self._frames = _frames(snapshot, strings, libraries)
         innermost, parent = snapshot.stacks()
         self._innermost = memoryview(innermost)
         self._parent = memoryview(parent)
@@ -166,7 +211,7 @@ def forward_stack(text: str) -> tuple[Frame, ...]:
 # ---- Origins -----------------------------------------------------------------------------
 
 # Decided by the path alone, with either kind of slash: files of another machine are classified
-# too, and no disk is read.
+# too, and no disk is read. `InstalledFrame` is for folders that a path does not tell.
 
 
 class Owner(enum.Enum):
@@ -205,6 +250,12 @@ _TORCH_TREE = re.compile(
     r"|random|return_types|serialization|storage|torch_version|types)\.py)"
 )
 
+# A path in neutracer's own tree, anywhere.
+_OUR_TREE = re.compile(
+    r"/neutracer/(?:__main__|(?:cli|demo|fragmentation|heap|hooks|integrations|leak|monitor|oom|picture"
+    r"|rank|recording|rehearsal|render|run|trace|whatif)/[a-z_0-9]+)\.py$"
+)
+
 # Packages of the same rank as PyTorch: an operation's own files, or a device's.
 _OF_TORCH = frozenset(("torch", "functorch", "triton", "torch_npu", "torch_xla", "torchgen"))
 
@@ -232,6 +283,7 @@ ORIGIN_RULES: Mapping[str, object] = {
     "native_endings": _NATIVE_ENDINGS,
     "installed": _INSTALLED,
     "torch_tree": _TORCH_TREE,
+    "our_tree": _OUR_TREE,
     "of_torch": _OF_TORCH,
     "generated": _GENERATED,
     "wrappers": _WRAPPERS,
@@ -272,7 +324,12 @@ def origin_of(filename: str) -> Origin:
         return _installed(path, found[-1])
     if _GENERATED.search(path) or _TORCH_TREE.search(path):
         return _TORCH
-    return _PLUMBING if _is_pythons(path) else _OWN
+    return _PLUMBING if _is_pythons(path) or _OUR_TREE.search(path) else _OWN
+
+
+def origin_here(filename: str) -> Origin:
+    """The owner of a file of this process, which knows where its packages are installed."""
+    return origin_of(as_installed(filename, library_folders()))
 
 
 def _installed(path: str, found: re.Match[str]) -> Origin:
@@ -407,7 +464,7 @@ def _place(summary: _Summary) -> Place:
 def _summary(stack: Sequence[Frame]) -> _Summary:
     summary = _NOTHING
     for frame in reversed(stack):
-        summary = _further_in(summary, frame, origin_of(frame.filename))
+        summary = _further_in(summary, frame, origin_of(frame.file))
     return summary
 
 
@@ -448,7 +505,7 @@ def callers_of(stack: Sequence[Frame], limit: int = 2) -> tuple[Place, ...]:
 
 def is_own(frame: Frame) -> bool:
     """Whether a frame is the program's own."""
-    return frame.line > 0 and origin_of(frame.filename).owner is Owner.OWN
+    return frame.line > 0 and origin_of(frame.file).owner is Owner.OWN
 
 
 # Summaries that are kept: a file can have a stack for every few bytes.
@@ -482,7 +539,7 @@ class Places:
         summary = self._summaries[at]
         for node in reversed(path):
             frame = self._stacks.innermost(node)
-            summary = _further_in(summary, frame, origin_of(frame.filename))
+            summary = _further_in(summary, frame, origin_of(frame.file))
             if len(self._summaries) < _MOST_SUMMARIES:
                 self._summaries[node] = summary
         return summary

@@ -483,11 +483,7 @@ class Outcome(PlainRow):
         """
         if self._trace is None:
             raise ValueError("this outcome stands alone, without its recording")
-        made = self._trace()
-        if self._recorded is not None:
-            made.origin = self._recorded.origin
-            made.beside = Beside(rooms=self._recorded.beside.rooms)
-        return made
+        return self._trace()
 
     @property
     def ratio(self) -> float:
@@ -1037,8 +1033,10 @@ class Replayer:
 
     def trace(self, settings: str | None) -> Snapshot:
         """The snapshot of a replay; None are the recorded settings."""
-        options = self.options(self.limits[0])
-        return Snapshot(self._asked(settings).trace(settings, progress=self._look, **options))
+        program, known = self._asked(settings), self.snap.beside
+        beside = Beside(rooms=known.rooms, libraries=known.libraries)
+        native = program.trace(settings, progress=self._look, **self.options(self.limits[0]))
+        return Snapshot(native, origin=self.snap.origin, beside=beside)
 
     def _asked(self, settings: str | None) -> core.Program:
         return self.program if settings is None or self.changed is None else self.changed

@@ -15,7 +15,7 @@ from neutracer.picture.view import bundle, page_rules
 from neutracer.render.document import sentence
 from neutracer.trace.roles import _says
 from neutracer.trace.source import check_head
-from neutracer.trace.stacks import origin_of, place_of
+from neutracer.trace.stacks import as_installed, origin_of, place_of
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="needs Chromium")
 
@@ -83,6 +83,20 @@ def test_frames_say_the_same(browser):
     for (file, name), found in zip(frames, told, strict=True):
         origin = origin_of(file)
         assert found == [_says(file, name), origin.owner.value, origin.package], (file, name)
+
+
+def test_installed_folders_are_known_alike(browser):
+    files = ["/tmp/wheels/timm/mlp.py", "/tmp/wheels/transformers/cache_utils.py", "/tmp/train.py"]
+    told = browser.value(
+        'globalThis.told = origins.makeOrigins(rules, ["/tmp/wheels"]); '
+        f"({json.dumps(files)}).map((file) => [told.says(file, 'forward'), "
+        "told.originOf(file).owner, told.originOf(file).package])"
+    )
+    for file, found in zip(files, told, strict=True):
+        name = as_installed(file, ["/tmp/wheels"])
+        origin = origin_of(name)
+        assert found == [_says(name, "forward"), origin.owner.value, origin.package]
+    assert [owner for _, owner, _ in told] == ["library", "library", "own"]
 
 
 def test_stacks_have_the_same_places(browser):

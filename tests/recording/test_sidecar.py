@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
@@ -185,6 +186,21 @@ def test_what_is_no_sidecar_tells_nothing(tmp_path: Path, text: str) -> None:
 def test_pipe_beside_a_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.pickle.json")
     assert beside_file(str(tmp_path / "a.pickle")) == beside_file("")
+
+
+def test_folders_of_installed_packages_are_told(tmp_path: Path) -> None:
+    for name in (
+        "own",
+        "target/einops-0.8.dist-info",
+        "plain/einops",
+        "x/site-packages/a.dist-info",
+    ):
+        (tmp_path / name).mkdir(parents=True)
+    path = [str(tmp_path / name) for name in ("own", "target", "plain", "x/site-packages", "gone")]
+    code = "from neutracer.recording.sidecar import sidecar; import sys; sys.path[1:1] = "
+    code += f"{path!r}; print(*sidecar((), recording={{}})['libraries'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(tmp_path / "target")]
 
 
 def test_room_is_read_again(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+from pathlib import Path
 
 import pytest
 from places import TESTS
@@ -27,6 +29,7 @@ OWN = [
     "/srv/lib/train.py",
     "\\\\host\\share\\train.py",
     "/srv/bin/train.py",
+    "/srv/neutracer/train.py",
 ]
 TORCH = [
     f"{SITE}/torch/nn/modules/conv.py",
@@ -51,6 +54,8 @@ PLUMBING = [
     "/opt/conda/bin/accelerate",
     f"{SITE}/accelerate/hooks.py",
     f"{SITE}/neutracer/cli/run.py",
+    "/srv/src/neutracer/neutracer/cli/run.py",
+    "/srv/src/neutracer/neutracer/__main__.py",
 ]
 LIBRARIES = {
     f"{SITE}/transformers/trainer.py": "transformers",
@@ -146,6 +151,23 @@ def test_report_names_library_and_caller() -> None:
     holders = snap.timeline().holders()
     assert holders[0].key == "forward (torchvision resnet.py:155, from train.py:76)"
     assert not any("conv.py" in str(holder.key) for holder in holders)
+
+
+def test_installed_folder_is_told_beside_the_file(tmp_path: Path) -> None:
+    frames = [("/tmp/wheels/timm/mlp.py", "forward"), ("/tmp/train.py", "main")]
+    stack = [{"filename": file, "name": name, "line": 7} for file, name in frames]
+    block = {"address": 1, "size": 512, "state": "active_allocated", "frames": stack}
+    segment = {"address": 1, "total_size": 512, "segment_type": "small", "blocks": [block]}
+    file = tmp_path / "one.pickle"
+    file.write_bytes(pickle.dumps({"segments": [segment], "device_traces": []}))
+    assert str(place_of(neutracer.load(file).blocks[0].stack)) == "forward (mlp.py:7)"
+    facts = {"schema": "neutracer.sidecar/1", "libraries": ["/tmp/wheels/", "/", 3]}
+    (tmp_path / "one.pickle.json").write_text(json.dumps(facts))
+    snap = neutracer.load(file)
+    for one in (snap, pickle.loads(pickle.dumps(snap))):
+        place = place_of(one.blocks[0].stack)
+        assert str(place) == "forward (timm mlp.py:7, from train.py:7)"
+        assert [frame.filename for frame in one.blocks[0].stack] == [file for file, _ in frames]
 
 
 def test_holders_with_names_can_be_sent() -> None:

@@ -43,7 +43,7 @@ const halfWithin = (c, duration) => {
 };
 
 export const makeAnswers = (core, rules, about) => {
-  const texts = makeTexts(core, rules, about.renamed);
+  const texts = makeTexts(core, rules, about.renamed, about.libraries);
   const ctx = { core, rules, texts, device: -1, facts: null, columns: () => columnsOf(core) };
   const frames = texts.said();
   let axis = null;

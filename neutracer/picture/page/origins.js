@@ -16,13 +16,18 @@ const endsWith = (text, parts) => parts.some((part) => text.endsWith(part));
 
 export const baseName = (file) => file.slice(Math.max(file.lastIndexOf("/"), file.lastIndexOf("\\")) + 1);
 
-// By what `rules` says: originOf(file), says(file, name), seen and placeOf for stacks.
-export const makeOrigins = (rules) => {
+// By what `rules` says: originOf(file), says(file, name), seen and placeOf for stacks. `libraries`
+// are folders of installed packages, beside those that are called so.
+export const makeOrigins = (rules, libraries = []) => {
   const o = compiled(rules.origins);
   const r = compiled(rules.roles);
   const p = compiled(rules.places);
   const { role: roles, bits } = rules;
 
+  const asInstalled = (file) => {
+    const folder = libraries.map((one) => `${one.replace(/\/+$/, "")}/`).find((one) => file.startsWith(one));
+    return folder ? `/site-packages/${file.slice(folder.length)}` : file;
+  };
   const isPythons = (path) => {
     if (o.standard.test(path)) return true;
     const windows = o.windows_lib.exec(path);
@@ -45,12 +50,12 @@ export const makeOrigins = (rules) => {
     const found = [...path.matchAll(new RegExp(o.installed.source, `${o.installed.flags}g`))];
     if (found.length) return installed(path, found[found.length - 1]);
     if (o.generated.test(path) || o.torch_tree.test(path)) return { owner: "torch", package: "" };
-    return { owner: isPythons(path) ? "plumbing" : "own", package: "" };
+    return { owner: isPythons(path) || o.our_tree.test(path) ? "plumbing" : "own", package: "" };
   };
   const known = new Map();
   const originOf = (file) => {
     let found = known.get(file);
-    if (!found) known.set(file, found = judged(file));
+    if (!found) known.set(file, found = judged(asInstalled(file)));
     return found;
   };
 
@@ -99,7 +104,7 @@ export const makeOrigins = (rules) => {
     if (startsWith(name, r.engine)) return roles.BACKWARD;
     if (startsWith(name, r.reducer)) return roles.BUCKET;
     if (r.workspace.test(name)) return roles.WORKSPACE;
-    const path = `/${file.replaceAll("\\", "/")}`;
+    const path = `/${asInstalled(file).replaceAll("\\", "/")}`;
     const { owner } = originOf(file);
     const reverse = name === "backward" ? bits.REVERSE : 0;
     if (owner !== "torch") {

@@ -23,8 +23,8 @@ const tracebackOf = (written) => [...written.matchAll(TRACEBACK)].map(
 export const whereOf = (file, line) => (line > 0 ? `${baseName(file)}:${line}` : baseName(file));
 
 // Texts of a file, its frames, and the places that stand for its stacks.
-export const makeTexts = (core, rules, renamed = {}) => {
-  const origins = makeOrigins(rules);
+export const makeTexts = (core, rules, renamed = {}, libraries = []) => {
+  const origins = makeOrigins(rules, libraries);
   const names = new Map(Object.entries(renamed));
   const raws = [];
   const texts = [];
