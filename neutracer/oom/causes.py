@@ -19,7 +19,17 @@ from neutracer.oom.trials import Trial, Trials
 from neutracer.render.document import Copyable, Note, Place
 from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.stacks import NONE, UNKNOWN_PLACE, Frame, callers_of, grouped, place_of
+from neutracer.trace.stacks import (
+    NONE,
+    UNKNOWN_PLACE,
+    Frame,
+    Owner,
+    callers_of,
+    grouped,
+    is_own,
+    origin_of,
+    place_of,
+)
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_share
 from neutracer.whatif.settings import canonical, expandable_advice
@@ -958,11 +968,13 @@ class Repeats:
         place: The line that made most of it.
         callers: The lines that called it, innermost first.
         times: How many times as often as the step before it that did so most often.
+        in_library: Whether a library calls that line, so that the loop is the library's.
     """
 
     place: Place
     callers: tuple[Place, ...]
     times: float
+    in_library: bool
 
 
 def repeats_of(case: Case) -> Repeats | None:
@@ -982,7 +994,10 @@ def repeats_of(case: Case) -> Repeats | None:
         return None
     stack, _ = max(same, key=lambda what: what[1] * held[what])
     frames = case.snap.stacks[stack]
-    return Repeats(place_of(frames), callers_of(frames), times)
+    own = [number for number, frame in enumerate(frames) if is_own(frame)]
+    between = frames[own[0] : own[1]] if len(own) > 1 else ()
+    in_library = any(origin_of(frame.file).owner is Owner.LIBRARY for frame in between)
+    return Repeats(place_of(frames), callers_of(frames), times, in_library)
 
 
 def _bytes(counts: Counter[tuple[int, int]], of: Iterable[tuple[int, int]]) -> int:
@@ -1095,7 +1110,10 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
     )
     remedy = Remedy("smaller_step", value=share.value)
     repeats = repeats_of(case)
-    if repeats is not None:
+    if repeats is not None and repeats.in_library:
+        often = f"{repeats.times:.1f} times as often as any {demand.unit} before it, it ran"
+        evidence.append(Note(often, repeats.place))
+    elif repeats is not None:
         advice = (*_of_parts(repeats, demand.unit), advice[0], *advice[2:])
         remedy = Remedy("release", place=repeats.place, callers=repeats.callers)
     missing = max(demand.floor + demand.expected - case.usable, case.failure.size)

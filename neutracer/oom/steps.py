@@ -96,8 +96,27 @@ def _after_training(timeline: Timeline, begins: Sequence[int], event: int) -> Ro
         return None
     if any(begin >= begins[-1] for begin, _ in timeline.passes.backward):
         return None
+    if _is_a_forward(timeline, begins, event):
+        return None
     found = _rounds(timeline, begins[-1], event)
     return Rounds(found, False, is_after_training=True) if found else None
+
+
+def _is_a_forward(timeline: Timeline, begins: Sequence[int], event: int) -> bool:
+    """Whether most of what was made since the last step and is in use was made by stacks whose
+    blocks stayed for the backward passes before: a longer forward pass, and nothing else."""
+    rows = timeline.allocations
+    made, freed, stacks, sizes = map(rows.codes, ("alloc_event", "free_event", "stack", "size"))
+    first, last, end = (bisect_left(made, at) for at in (begins[0], begins[-1], event))
+    passes = [begin for begin, _ in timeline.passes.backward]
+    trained = {
+        stacks[row]
+        for row in range(first, last)
+        if bisect_left(passes, made[row]) < bisect_left(passes, freed[row]) and stacks[row] != NONE
+    }
+    held = [row for row in range(last, end) if freed[row] == -1 or freed[row] > event]
+    known = sum(sizes[row] for row in held if stacks[row] in trained)
+    return 2 * known > sum(sizes[row] for row in held)
 
 
 def _rounds(timeline: Timeline, first: int, event: int) -> tuple[int, ...]:
@@ -680,39 +699,72 @@ def _ratios(
 ) -> list[float]:
     """How many times as much the failing step had taken as each of those before it had at
     the same point; empty where they do other things there."""
-    made = timeline.events.find("action", "alloc")
-    stacks = timeline.events.codes("stack")
     event = failure.event or 0
-    own = made[bisect_left(made, begins[-1]) : bisect_left(made, event)]
-    again = sum(stacks[at] == stacks[event] for at in own)
     ratios = []
     for number in range(max(len(begins) - 1 - _COMPARED, 0), len(begins) - 1):
-        step = made[bisect_left(made, begins[number]) : bisect_left(made, begins[number + 1])]
-        at = same_point(step, stacks, stacks[event], len(own), again)
-        taken = 0 if at is None else timeline.allocated[at] - floors[number]
-        if taken > 0:
+        point = same_point(timeline, begins, event, number)
+        taken = 0 if point is None else timeline.allocated[point.event] - floors[number]
+        if point is not None and point.outruns:
+            taken = timeline.allocated[point.last] - floors[number]
+            ratios.append(max(so_far / max(taken, 1), point.outruns))
+        elif taken > 0:
             ratios.append(so_far / taken)
     return ratios
 
 
-def same_point(
-    step: Sequence[int], stacks: Sequence[int], stack: int, nth: int, again: int
-) -> int | None:
-    """The event of a step that stands where a request does in its own.
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where a step stands at the point of another one's request.
+
+    Attributes:
+        event: Its event there.
+        last: The last event of the request's stack that is no later than the point; of a step
+            that is outrun its last of all.
+        outruns: 0; where the other one has made more requests of the stack than the whole step,
+            how many times as long it is, by what both did before they first ran the stack.
+    """
+
+    event: int
+    last: int
+    outruns: float = 0.0
+
+
+def same_point(timeline: Timeline, begins: Sequence[int], event: int, number: int) -> Point | None:
+    """The point of an earlier step that corresponds to a request of the last.
+
+    It is the n-th allocation if its stack is the request's, else the n-th one of that stack. A
+    step that is longer than the earlier one has that much of its loop still before it.
 
     Args:
-        step: The events of the step's allocations.
-        stacks: The stack of every event.
-        stack: The request's.
-        nth: How many allocations its own step had made before it.
-        again: How many of these were of its stack.
+        timeline: Of the device.
+        begins: Where the steps begin.
+        event: The event of the request.
+        number: The earlier step's index in `begins`.
     """
-    if nth < len(step) and stacks[step[nth]] == stack:
-        return step[nth]
-    if stack == NONE:
-        return None
+    made, stacks = timeline.events.find("action", "alloc"), timeline.events.codes("stack")
+    stack = stacks[event]
+    own = made[bisect_left(made, begins[-1]) : bisect_left(made, event)]
+    step = made[bisect_left(made, begins[number]) : bisect_left(made, begins[number + 1])]
     same = [at for at in step if stacks[at] == stack]
-    return same[min(again, len(same) - 1)] if same else None
+    again = [at for at in own if stacks[at] == stack]
+    if len(own) < len(step) and stacks[step[len(own)]] == stack:
+        return Point(step[len(own)], step[len(own)])
+    if not same:
+        return None
+    if len(again) < len(same):
+        return Point(same[len(again)], same[len(again)])
+    longer = _times_as_long(stacks, own[: own.index(again[0])], step[: step.index(same[0])])
+    left = max(int(longer * len(same)) - len(again), 0)
+    return Point(same[max(len(same) - 1 - left, 0)], same[-1], longer)
+
+
+def _times_as_long(stacks: Sequence[int], own: Sequence[int], other: Sequence[int]) -> float:
+    """How many times as often a step has allocated as another one, with the stacks of both; at
+    least once."""
+    counts = [Counter(stacks[at] for at in part) for part in (own, other)]
+    both = counts[0].keys() & counts[1].keys()
+    own_count, other_count = (sum(count[stack] for stack in both) for count in counts)
+    return max(own_count / max(other_count, 1), 1.0)
 
 
 # ---- Phases ------------------------------------------------------------------------------

@@ -256,18 +256,13 @@ class Trials:
         case, rounds = self._case, self._case.rounds
         if rounds is None or case.timeline is None:
             return None
-        made, begins = case.timeline.events.find("action", "alloc"), rounds.begins
-        stacks = case.timeline.events.codes("stack")
-        own = made[bisect_left(made, begins[-1]) : bisect_left(made, self._event)]
-        again = sum(stacks[at] == stacks[self._event] for at in own)
-        found = []
+        begins, found = rounds.begins, []
         ended = len(begins) - 1
         for number in range(max(ended - _COMPARED, 0), ended):
-            step = made[bisect_left(made, begins[number]) : bisect_left(made, begins[number + 1])]
-            at = same_point(step, stacks, stacks[self._event], len(own), again)
-            if at is not None:
-                ratio = self._ratio(begins[number], at)
-                found.append((number, at, ratio))
+            point = same_point(case.timeline, begins, self._event, number)
+            if point is not None:
+                ratio = self._ratio(begins[number], point.last)
+                found.append((number, point.event, ratio))
         if len(found) > 1 and found[0][0] == 0:
             del found[0]
         # A round with larger requests needs no stretching.

@@ -1389,6 +1389,7 @@ typedef struct sequel_maker {
     nt_map keys;            /* stack and number in a round -> key */
     nt_map counts;          /* round and stack -> requests */
     nt_map slots;           /* round and key -> slot of a block in use */
+    nt_map rest;            /* key in the like of the failing round -> of its copy */
     uint64_t *names;        /* by key: stack and number */
     size_t key_count, key_capacity;
     sequel_block *of_slot; /* by slot of `from`: what is in it */
@@ -1424,11 +1425,10 @@ sequel_name(sequel_maker *m, uint32_t round, uint32_t stack, uint32_t *key)
 
 static nt_status
 sequel_put_request(sequel_maker *m, const nt_program_step *step, uint32_t round,
-                   uint32_t stack)
+                   uint32_t stack, uint32_t *key)
 {
-    uint32_t key;
-    NT_TRY(sequel_name(m, round, stack, &key));
-    NT_TRY(nt_map_set(&m->slots, sequel_pair(round, key), step->slot, m->err));
+    NT_TRY(sequel_name(m, round, stack, key));
+    NT_TRY(nt_map_set(&m->slots, sequel_pair(round, *key), step->slot, m->err));
     return program_add_step(m->p, step, m->err);
 }
 
@@ -1449,22 +1449,43 @@ sequel_put_free(sequel_maker *m, const nt_program_step *step, uint32_t round,
     return program_add_step(m->p, &one, m->err);
 }
 
+/* The first request of a stack in the rest of the failing round's like, which goes up
+ * to number `last`. */
+static uint32_t
+sequel_first_of_rest(const sequel_maker *m, uint32_t stack, uint32_t last)
+{
+    uint32_t first = last;
+    while (first > 0) {
+        const uint32_t key = nt_map_find(&m->keys, sequel_pair(stack, first - 1));
+        if (nt_map_find(&m->rest, key) == NT_NONE) {
+            break;
+        }
+        first--;
+    }
+    return first;
+}
+
 /* Where `like` was the last block of its stack in its round: frees what `round` made of
- * that stack beyond it. */
+ * that stack and has no like. `copy` is the key of what stands for it in `round`. */
 static nt_status
 sequel_put_others(sequel_maker *m, const nt_program_step *step, sequel_block like,
-                  uint32_t round)
+                  uint32_t round, uint32_t copy)
 {
     const uint32_t stack = (uint32_t)(m->names[like.key] >> 32);
     const uint32_t number = (uint32_t)m->names[like.key];
-    const uint32_t count = nt_map_find(&m->counts, sequel_pair(round, stack));
+    uint32_t count = nt_map_find(&m->counts, sequel_pair(round, stack));
     if (step->kind == NT_PROGRAM_FREE_LATER || count == NT_NONE ||
         nt_map_find(&m->counts, sequel_pair(like.round, stack)) != number + 1) {
         return NT_OK;
     }
+    uint32_t first = number + 1;
+    if (copy != like.key) {
+        first = sequel_first_of_rest(m, stack, number);
+        count = (uint32_t)m->names[copy] - (number - first);
+    }
     nt_program_step one = *step;
     one.kind = NT_PROGRAM_FREE;
-    for (uint32_t i = number + 1; i < count; i++) {
+    for (uint32_t i = first; i < count; i++) {
         const uint32_t key = nt_map_find(&m->keys, sequel_pair(stack, i));
         NT_TRY(sequel_put_free(m, &one, round, key));
     }
@@ -1529,7 +1550,8 @@ sequel_put_recorded(sequel_maker *m)
         if (step.kind == NT_PROGRAM_OOM && step.event == sequel->failed) {
             step.kind = NT_PROGRAM_MALLOC;
             step.slot = m->p->face.slot_count++;
-            return sequel_put_request(m, &step, round, m->stacks[step.event]);
+            uint32_t key;
+            return sequel_put_request(m, &step, round, m->stacks[step.event], &key);
         }
         NT_TRY(sequel_note(m, i, round));
         NT_TRY(program_add_step(m->p, &step, m->err));
@@ -1573,11 +1595,18 @@ sequel_copy(sequel_maker *m, size_t i, uint32_t like, uint32_t round, uint32_t r
     if (from->kind == NT_PROGRAM_MALLOC) {
         step.slot = m->p->face.slot_count++;
         step.size = sequel_size(m, from, rounds);
-        return sequel_put_request(m, &step, round, m->stacks[from->event]);
+        uint32_t key;
+        NT_TRY(sequel_put_request(m, &step, round, m->stacks[from->event], &key));
+        return round == failed ? nt_map_set(&m->rest, block.key, key, m->err) : NT_OK;
     }
     const uint32_t made = round - (like - block.round);
-    NT_TRY(sequel_put_free(m, &step, made, block.key));
-    return sequel_put_others(m, &step, block, made);
+    uint32_t key = block.key;
+    if (round == failed && made == failed) {
+        const uint32_t copy = nt_map_find(&m->rest, key);
+        key = copy == NT_NONE ? key : copy;
+    }
+    NT_TRY(sequel_put_free(m, &step, made, key));
+    return sequel_put_others(m, &step, block, made, key);
 }
 
 /* Frees what the failing round made by stacks that its like has not. */
@@ -1657,6 +1686,7 @@ sequel_open(sequel_maker *m, const nt_alloc *alloc)
     nt_map_init(&m->keys, *alloc);
     nt_map_init(&m->counts, *alloc);
     nt_map_init(&m->slots, *alloc);
+    nt_map_init(&m->rest, *alloc);
     NT_TRY(NT_NEW(alloc, m->of_slot, m->from->slot_count + 1, m->err));
     NT_TRY(NT_NEW(alloc, m->of_step, m->from->step_count + 1, m->err));
     NT_TRY(NT_NEW(alloc, m->first, m->sequel->begin_count + 1, m->err));
@@ -1675,6 +1705,7 @@ sequel_clear(sequel_maker *m, const nt_alloc *alloc)
     nt_map_clear(&m->keys);
     nt_map_clear(&m->counts);
     nt_map_clear(&m->slots);
+    nt_map_clear(&m->rest);
     NT_RELEASE(alloc, m->names, m->key_capacity);
     NT_RELEASE(alloc, m->of_slot, m->from->slot_count + 1);
     NT_RELEASE(alloc, m->of_step, m->from->step_count + 1);

@@ -147,13 +147,13 @@ typedef struct nt_program_sequel {
 /* A copy of the program up to the request that failed, which it makes like any other,
  * and then the rest of that round and more rounds. A block made by the n-th request of
  * a stack in a round is freed where its like was, in the same round or as many rounds
- * later; where a round makes more of a stack than its like, the others are freed with
- * the last that has one, and, unless it stays, at the end of the failing round if its
- * stack has none.
- * Steps that are made up have as their event the number of events of the trace, and
- * that of the round that follows (0: the rest) in addition. It reads `program`, which
- * must outlive it. NT_ARGUMENT for events that are not of the trace, out of order, or
- * no request that failed. */
+ * later; of the failing round the rest has its like in the rest of the other, whatever
+ * number it has; where a round makes more of a stack than its like, the others are
+ * freed with the last that has one, and, unless it stays, at the end of the failing
+ * round if its stack has none. Steps that are made up have as their event the number of
+ * events of the trace, and that of the round that follows (0: the rest) in addition. It
+ * reads `program`, which must outlive it. NT_ARGUMENT for events that are not of the
+ * trace, out of order, or no request that failed. */
 nt_status
 nt_program_go_on(const nt_alloc *alloc, const nt_program *program,
                  const nt_program_sequel *sequel, nt_program **out,
