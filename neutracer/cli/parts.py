@@ -579,13 +579,13 @@ def without_history_warning() -> Iterator[None]:
         yield
 
 
-def print_report(report: Report, options: argparse.Namespace, page: TextIO) -> None:
-    """Print a report as JSON on standard output, or as text on `page`, unless it is closed."""
+def print_report(report: Report, options: argparse.Namespace, page: TextIO, *more: Report) -> None:
+    """Print reports as JSON on standard output, or as text on `page`, unless it is closed."""
     out = sys.stdout if options.format == "json" else page
     if getattr(out, "closed", False):
         complain("cannot print the report: the program closed its stream")
     else:
-        _put([report], options, out)
+        _put([report, *more], options, out)
 
 
 def print_last_report(report: Report, options: argparse.Namespace) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+import subprocess
 import sys
+import tempfile
+from dataclasses import replace
 from typing import Any
 
 from neutracer.cli.parts import (
@@ -18,14 +22,23 @@ from neutracer.cli.parts import (
     print_report,
     program_of,
 )
-from neutracer.errors import NeutracerError, RehearsalError
-from neutracer.overview import overview
-from neutracer.rehearsal.rehearse import rehearse_program
+from neutracer.errors import NeutracerError
+from neutracer.overview import OverviewReport, overview
+from neutracer.question import first_findings
+from neutracer.rehearsal.cards import ENDLESS
+from neutracer.rehearsal.rehearse import capacity_of, rehearse_program, search
+from neutracer.render.document import Note, Severity
+from neutracer.render.report import Finding
 from neutracer.saving import check_output
-from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.snapshot import load
+from neutracer.trace.source import tell, working
+from neutracer.units import format_bytes, format_count
+from neutracer.whatif.savings import savings
 
 _EXAMPLE = """example:
   neutracer rehearse --device "RTX 4090" train.py --batch-size 32
+  neutracer rehearse --device "RTX 4090" --largest-batch train.py      # the most that fits
+  neutracer rehearse --savings --modules train.py                      # what would save, by layer
   neutracer rehearse --capacity 24GiB --steps 5 -o before.pickle -m package.train
   neutracer explain before.pickle                         # why it runs out of memory, if it does
   neutracer what-if before.pickle                         # with other allocator settings
@@ -33,6 +46,9 @@ _EXAMPLE = """example:
 exit code: 0; 1 if it runs out of memory on that card; 2 if the program can't be rehearsed
 Every command reads the snapshot. Files that the program would write are not written.
 """
+
+# The largest batch that is tried.
+_MOST = 1 << 16
 
 
 def add_rehearse(commands: Any, summary: str) -> None:
@@ -65,6 +81,7 @@ def add_rehearse(commands: Any, summary: str) -> None:
     parser.add_argument(
         "--world-size", type=int, default=1, metavar="N", help="number of ranks; this is rank 0"
     )
+    _add_questions(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -76,42 +93,152 @@ def add_rehearse(commands: Any, summary: str) -> None:
     add_program(parser)
 
 
+def _add_questions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--modules",
+        action="store_true",
+        help="show the peak by layer, as the path of its nn.Module",
+    )
+    parser.add_argument(
+        "--savings",
+        action="store_true",
+        help="also what sharding, checkpointing, smaller types and other changes would save",
+    )
+    parser.add_argument(
+        "--largest-batch",
+        action="store_true",
+        help="find the largest batch that fits, and report on it: about ten rehearsals",
+    )
+    parser.add_argument(
+        "--batch-name",
+        metavar="NAME",
+        help="where the program takes its batch from: an option (--bs), an argument (train.batch=) "
+        "or an environment variable (BATCH); default: --batch-size, or --batch_size if given",
+    )
+
+
 def _rehearse(options: argparse.Namespace) -> int:
     command = program_of(options)
-    failure = ""
+    finding: Finding | None = None
     try:
         check_output(options.output, *([] if options.module else command[:1]))
-        snap = rehearse_program(
+        if options.largest_batch:
+            batch, finding = _largest(options, command)
+            if not batch:
+                complain(finding.message)
+                return 1
+            command = _with_batch(options, command, batch, os.environ)
+        run = rehearse_program(
             command,
             module=options.module,
             steps=options.steps,
             device=options.device,
             settings=options.settings,
             world_size=options.world_size,
+            modules=options.modules,
             capacity=device_size(options.capacity),
         )
-    except RehearsalError as error:
-        failure, snap = error.reason, error.snapshot
     except OSError as error:
         return complain_of(command[0], error)
     except (NeutracerError, ValueError) as error:
         return complain(str(error))
-    return _finish(snap, options, failure)
+    return _finish(run, options, finding)
 
 
-def _finish(snap: Snapshot, options: argparse.Namespace, failure: str) -> int:
+def _finish(run: Any, options: argparse.Namespace, finding: Finding | None) -> int:
     """Save a snapshot, print its report, return the exit code."""
+    snap, failure = run.snapshot(), run.failure
+    ran_out = any(action == "oom" for action in snap.events["action"])
     if len(snap.events):
         try:
             snap.save(options.output)
         except (NeutracerError, OSError, ValueError) as error:
             return complain_of(options.output, error)
-        report = overview(snap, options.output)
+        report: OverviewReport = overview(snap, options.output)
+        if finding is not None:
+            # What is to be known of the file comes first.
+            first = len(first_findings(snap))
+            found = (*report.findings[:first], finding, *report.findings[first:])
+            report = replace(report, findings=found)
+        more = []
+        if options.savings:
+            ranks = options.world_size if options.world_size > 1 else 8
+            more.append(savings(run.snapshot(whole=True) if ran_out else snap, ranks=ranks))
         # Its assumptions are what a prediction rests on.
         options.budget = math.inf if options.budget is None else options.budget
-        print_report(report, options, sys.stdout)
+        print_report(report, options, sys.stdout, *more)
     if failure:
         kept = f"; the part rehearsed so far is in {options.output}" if len(snap.events) else ""
         return complain(f"{failure}{kept}")
-    ran_out = any(action == "oom" for action in snap.events["action"])
     return 1 if ran_out else 0
+
+
+# ---- Largest batch -----------------------------------------------------------------------
+
+
+def _largest(options: argparse.Namespace, command: list[str]) -> tuple[int, Finding]:
+    """The largest batch that fits, 0 for none, and the finding that says so.
+
+    Each batch is rehearsed in a process of its own: a script may keep state in its modules.
+    """
+    room = capacity_of(options.device, device_size(options.capacity), options.world_size)
+    with tempfile.TemporaryDirectory(prefix="neutracer-") as folder, working():
+
+        def needs_of(batch: int) -> int:
+            tell(f"rehearsing a batch of {batch:,}")
+            return _needs(options, command, batch, os.path.join(folder, "tried.pickle"))
+
+        best, needs = search(needs_of, room, _MOST)
+    name = _batch_name(options, command)
+    message = f"the largest batch that fits in {format_bytes(room)} is {best:,} ({name})"
+    if not best:
+        message = f"not even a batch of 1 ({name}) fits in {format_bytes(room)}"
+    if best + 1 in needs:
+        message += f": {best + 1:,} may need {format_bytes(needs[best + 1])}"
+    tried = format_count(len(needs), "batch", "batches")
+    notes = (Note(f"{tried} rehearsed, each at the upper end of what it may need."),)
+    return best, Finding("largest_batch", Severity.INFO, needs.get(best, 0), message, notes)
+
+
+def _needs(options: argparse.Namespace, command: list[str], batch: int, path: str) -> int:
+    """The most memory that a batch may need.
+
+    Raises:
+        NeutracerError: It can't be rehearsed.
+    """
+    variables = dict(os.environ)
+    words = [sys.executable, "-m", "neutracer", "rehearse", "-o", path, "--brief"]
+    words += ["--device", options.device, "--capacity", str(ENDLESS), "--steps", str(options.steps)]
+    words += ["--settings", options.settings, "--world-size", str(options.world_size)]
+    words += ["-m"] if options.module else []
+    words += ["--", *_with_batch(options, command, batch, variables)]
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["it ended early"])[-1]
+        reason = reason.removeprefix("neutracer: ").partition("; the part rehearsed")[0]
+        raise NeutracerError(f"with a batch of {batch:,}: {reason}")
+    facts: Any = load(path).rehearsed
+    return int(facts.needs[1])
+
+
+def _batch_name(options: argparse.Namespace, command: list[str]) -> str:
+    if options.batch_name:
+        return str(options.batch_name)
+    given = {word.partition("=")[0] for word in command[1:]}
+    return "--batch_size" if "--batch_size" in given else "--batch-size"
+
+
+def _with_batch(
+    options: argparse.Namespace, command: list[str], batch: int, variables: Any
+) -> list[str]:
+    """The command with another batch; an environment variable goes into `variables`."""
+    name = _batch_name(options, command)
+    if not name.startswith("-") and not name.endswith("="):
+        variables[name] = str(batch)
+        return command
+    flat = name.removesuffix("=")
+    words = [word for word in command if not word.startswith(f"{flat}=")]
+    if flat in words[1:] and name == flat:
+        at = words.index(flat, 1)
+        del words[at : at + 2]
+    return [*words, f"{flat}={batch}"]

@@ -21,7 +21,7 @@ import neutracer
 from neutracer.errors import NeutracerError, UnavailableError, missing
 from neutracer.integrations.markers import MARKERS
 from neutracer.recording.recorder import HISTORY, dumped
-from neutracer.rehearsal.cards import find_card
+from neutracer.rehearsal.cards import ENDLESS, find_card
 from neutracer.saving import atomic_file
 from neutracer.trace.stacks import grouped
 from neutracer.trace.timeline import Timeline
@@ -319,9 +319,6 @@ def _places(timeline: neutracer.Timeline, event: int, first: int) -> list[Place]
 # A test and its fixtures run on fake tensors, as a step of `neutracer.rehearse`. Fixtures of a
 # wider scope then hold fake tensors too, so they are torn down with the test.
 
-# No allocation fails: the limit of the test decides.
-_ENDLESS = 1 << 50
-
 
 class RehearsedMeter:
     """Measures one test like `Meter`, on a rehearsed card.
@@ -340,7 +337,7 @@ class RehearsedMeter:
         except ImportError as error:
             raise missing("torch") from error
 
-        self._run = Run(find_card(device), _ENDLESS, "", 1)
+        self._run = Run(find_card(device), ENDLESS, "", 1)
         self._stack = ExitStack()
         self._tracing: Any = None
         self._timeline: Timeline | None = None
@@ -360,7 +357,7 @@ class RehearsedMeter:
         """
         from neutracer.rehearsal.session import pretending
 
-        room = {"devices": 1, "capacity": _ENDLESS}
+        room = {"devices": 1, "capacity": ENDLESS}
         self._tracing = self._stack.enter_context(
             pretending(self._run.card, self._run.requests, **room)
         )

@@ -60,6 +60,9 @@ CARDS = (
     _card("Tesla T4", (7, 5), 40, 14913),
 )
 
+#: Bytes of a device on which nothing fails.
+ENDLESS = 1 << 50
+
 #: NCCL's documentation: a buffer of 4 MiB (NCCL_BUFFSIZE) for each channel and direction with the
 #: simple protocol, and those of its low-latency protocols; from 2 channels without NVLink to 32.
 _NCCL_CHANNEL = 2 * ((4 << 20) + (1200 << 10) + (256 << 10))

@@ -9,7 +9,7 @@ from typing import Any
 from neutracer._native import core
 from neutracer.arguments import text, whole_number
 from neutracer.errors import RehearsalError, missing
-from neutracer.rehearsal.cards import Card, find_card, nccl_bytes
+from neutracer.rehearsal.cards import ENDLESS, find_card, nccl_bytes
 from neutracer.trace.snapshot import Snapshot
 from neutracer.units import parse_bytes
 
@@ -25,6 +25,7 @@ def rehearse(
     capacity: int | str | None = None,
     world_size: int = 1,
     strategy: str | None = None,
+    modules: bool = False,
 ) -> Snapshot:
     """Rehearse some steps of a program without its memory, as a snapshot.
 
@@ -45,6 +46,8 @@ def rehearse(
             "24GiB"; None is what CUDA's context, and NCCL of several ranks, leave.
         world_size: How many ranks there would be; the snapshot is of rank 0.
         strategy: "ddp" or "fsdp2": how the models that a step uses are spread over the ranks.
+        modules: Mark each allocation with the `nn.Module` it is for, for holders by module:
+            activations and gradients, and the parameters and optimizer states of each.
 
     Returns:
         The snapshot.
@@ -65,9 +68,12 @@ def rehearse(
     """
     if not callable(step):
         raise TypeError(f"step must be callable, not {type(step).__name__}")
-    run = _run_of(steps, device, settings, capacity, world_size, strategy)
+    run = _run_of(steps, device, settings, capacity, world_size, strategy, modules)
     run.call(step, args)
-    return _finished(run)
+    snap: Snapshot = run.snapshot()
+    if run.failure:
+        raise RehearsalError(run.failure, snap)
+    return snap
 
 
 def rehearse_program(
@@ -80,29 +86,29 @@ def rehearse_program(
     capacity: int | str | None = None,
     world_size: int = 1,
     strategy: str | None = None,
-) -> Snapshot:
+    modules: bool = False,
+) -> Any:
     """Rehearse some steps of a script, as `neutracer rehearse` does.
 
     Args:
         arguments: The script, or the module's name, and what follows it.
         module: Whether the first is a module's name, as after `python -m`.
         steps: After how many steps of its optimizer it is stopped.
-        device, settings, capacity, world_size, strategy: As `rehearse` has them.
+        device, settings, capacity, world_size, strategy, modules: As `rehearse` has them.
 
     Returns:
-        The snapshot.
+        The `Run`, with the reason of a failure.
 
     Raises:
         NeutracerError: There is no such script or module.
-        RehearsalError: As from `rehearse`.
         UnavailableError: As from `rehearse`.
         ValueError: As from `rehearse`.
     """
-    run = _run_of(steps, device, settings, capacity, world_size, strategy)
+    run = _run_of(steps, device, settings, capacity, world_size, strategy, modules)
     from neutracer.rehearsal.running import rehearse_script
 
     rehearse_script(run, arguments, module=module)
-    return _finished(run)
+    return run
 
 
 def _run_of(
@@ -112,6 +118,7 @@ def _run_of(
     capacity: int | str | None,
     world_size: int,
     strategy: str | None,
+    modules: bool,
 ) -> Any:
     card = find_card(text("device", device))
     count = whole_number("steps", steps, least=1)
@@ -119,30 +126,25 @@ def _run_of(
     if strategy not in (None, "ddp", "fsdp2"):
         raise ValueError(f'a strategy is "ddp", "fsdp2" or None, not {strategy!r}')
     core.parse_settings(text("settings", settings))
-    room = _room_of(card, capacity, ranks)
+    room = capacity_of(device, capacity, ranks)
     try:
         import torch  # noqa: F401
     except ImportError as error:
         raise missing("torch") from error
     from neutracer.rehearsal.running import Run
 
-    return Run(card, room, settings, count, ranks, strategy)
+    return Run(card, room, settings, count, ranks, strategy, modules)
 
 
-def _room_of(card: Card, capacity: int | str | None, ranks: int) -> int:
+def capacity_of(device: str, capacity: int | str | None, ranks: int) -> int:
+    """The bytes that PyTorch can have of a card; as the arguments of `rehearse`."""
+    card = find_card(text("device", device))
     if capacity is None:
         return card.total_bytes - card.context_bytes - nccl_bytes(ranks)[1]
     found = parse_bytes(capacity)
-    if not 0 < found <= 1 << 50:
+    if not 0 < found <= ENDLESS:
         raise ValueError("a capacity must be above 0 bytes and at most 2^50")
     return found
-
-
-def _finished(run: Any) -> Snapshot:
-    snap: Snapshot = run.snapshot()
-    if run.failure:
-        raise RehearsalError(run.failure, snap)
-    return snap
 
 
 # ---- Largest -----------------------------------------------------------------------------
@@ -190,31 +192,47 @@ def largest_batch(
     room, bound = parse_bytes(capacity), whole_number("most", most, least=1)
     if room <= 0:
         raise ValueError("a capacity must be above 0 bytes")
-    needs: dict[int, int] = {}
 
-    def fits(batch: int) -> bool:
-        snap = rehearse(
+    def needs_of(batch: int) -> int:
+        snap: Any = rehearse(
             lambda: make_step(batch),
             steps=steps,
             device=device,
             settings=settings,
-            capacity=1 << 50,
+            capacity=ENDLESS,
         )
-        facts = snap.rehearsed
-        assert facts is not None
-        needs[batch] = facts.ranges.get("needed_bytes", (0, facts.needed_bytes))[1]
+        return int(snap.rehearsed.needs[1])
+
+    return search(needs_of, room, bound)[0]
+
+
+def search(needs_of: Callable[[int], int], room: int, most: int) -> tuple[int, dict[int, int]]:
+    """The largest batch up to `most` that needs at most `room`, and the needs of all tried.
+
+    Example:
+        >>> search(lambda batch: 10 + 3 * batch, 100, 1000)[0]
+        30
+    """
+    needs: dict[int, int] = {}
+
+    def fits(batch: int) -> bool:
+        needs[batch] = needs_of(batch)
         return needs[batch] <= room
 
     if not fits(1):
-        return 0
-    low, high = 1, bound + 1
+        return 0, needs
+    low, high = 1, most + 1
     while high - low > 1:
         batch = _guess(needs, low, high, room)
         if fits(batch):
             low = batch
         else:
             high = batch
-    return low
+    return low, needs
+
+
+# Bytes by which the needs of a program rise.
+_PAGE = 2 << 20
 
 
 def _guess(needs: dict[int, int], low: int, high: int, room: int) -> int:
@@ -225,15 +243,15 @@ def _guess(needs: dict[int, int], low: int, high: int, room: int) -> int:
     elif below:
         first, last = max(below), low
     else:
-        return min(2 * low, high - 1)
+        return min(4 * low, high - 1)
     each = (needs[last] - needs[first]) / (last - first)
     if each <= 0:
-        return min(2 * low, high - 1)
-    guess = low + int((room - needs[low]) / each)
-    if high not in needs:
-        # A little above, so that the next step has a batch that does not fit.
-        return min(max(guess + 1, low + 1), high - 1)
-    # At worst the span is halved now and then.
-    middle = (low + high) // 2
-    close = guess if low < guess < high else low + 1
-    return close if len(needs) % 3 else middle
+        return min(4 * low, high - 1)
+    # Needs rise in pages: near the room a line leads nowhere. At worst every third try halves.
+    page = _PAGE / each
+    if high in needs and (high - low <= 4 * page or len(needs) % 3 == 0):
+        return (low + high) // 2
+    # A page above and below by turns, so that both ends come near.
+    aside = page if len(needs) % 2 or high not in needs else -page
+    guess = low + int((room - needs[low]) / each + aside)
+    return min(max(guess, low + 1), high - 1)

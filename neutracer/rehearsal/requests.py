@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from neutracer._native import core
 from neutracer.arguments import reader_name
+from neutracer.rehearsal.cards import ENDLESS
 from neutracer.trace.flaws import KEY, Rehearsed
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import Owner, origin_here
@@ -258,8 +259,6 @@ _TOLERANCES = {
     "peak_reserved_bytes": (0.04, _SEGMENT),
     "needed_bytes": (0.02, 2 << 20),
 }
-# Bytes of a device on which nothing fails.
-_ENDLESS = 1 << 50
 
 
 class Requests:
@@ -270,11 +269,15 @@ class Requests:
         uses: The uses of each request by its handle.
         live_bytes: Bytes that are allocated, as requested.
         peak_bytes: The most of them at one time.
+        text: Metadata of the next requests, instead of their notes; "" is none.
+        texts: Metadata of requests by their handles, instead of what they were made with.
     """
 
     def __init__(self) -> None:
         self.stacks, self.uses = CallStacks(), Uses()
         self.live_bytes = self.peak_bytes = 0
+        self.text = ""
+        self.texts: dict[int, str] = {}
         # Handle, bytes (0 ends it), stream, stack, time and note of each event.
         self._events: list[tuple[int, int, int, int, int, str]] = []
         self._sizes: dict[int, tuple[int, int]] = {}
@@ -312,7 +315,7 @@ class Requests:
         # What may take nothing is kept, so that it has a place in the trace.
         nbytes = max(nbytes, 1)
         self._sizes[handle] = (nbytes, stream)
-        self._events.append((handle, nbytes, stream, stack, self._now(), note))
+        self._events.append((handle, nbytes, stream, stack, self._now(), self.text or note))
         self.live_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         return handle
@@ -348,6 +351,7 @@ class Requests:
         top = _BASE
         for handle, nbytes, stream, stack, time_us, note in self._events:
             event = {"stream": stream, "time_us": time_us, "frames": frames[stack]}
+            note = self.texts.get(handle, note)
             event |= {"user_metadata": note} if note else {}
             if nbytes:
                 places[handle] = (top, nbytes)
@@ -483,7 +487,7 @@ def _options(capacity: int) -> dict[str, Any]:
 
 def _figures(program: core.Program, settings: str, capacity: int) -> dict[str, int]:
     """Peaks and least memory needed; after an OOM, the peaks of an unlimited device."""
-    whole = program.run(settings, **_options(_ENDLESS))
+    whole = program.run(settings, **_options(ENDLESS))
     low, high = whole["peak"]["allocated"], whole["peak"]["reserved"]
     found = {"peak_allocated_bytes": low, "peak_reserved_bytes": high}
     there = program.run(settings, **_options(capacity)) if high > capacity else whole

@@ -20,11 +20,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from neutracer.hooks.modules import ModuleMarks
 from neutracer.recording.imports import when_imported
 from neutracer.recording.program import run_program
-from neutracer.rehearsal.cards import Card, nccl_bytes
+from neutracer.rehearsal.cards import ENDLESS, Card, nccl_bytes
 from neutracer.rehearsal.requests import Notes, Requests, line_of, sentence
 from neutracer.rehearsal.session import pretending, replaced, spread
 from neutracer.rehearsal.tracing import Tracing
@@ -52,9 +54,11 @@ class Run:
         steps: int,
         world_size: int = 1,
         strategy: str | None = None,
+        modules: bool = False,
     ) -> None:
         self.card, self.capacity, self.settings = card, capacity, settings
         self.steps, self.world_size, self.strategy = steps, world_size, strategy
+        self.modules = modules
         self.requests = Requests()
         self.failure, self.steps_done = "", 0
         self.notes: tuple[str, ...] = ()
@@ -70,6 +74,7 @@ class Run:
         with ExitStack() as stack:
             room = {"devices": max(self.world_size, 1), "capacity": self.capacity}
             tracing = stack.enter_context(pretending(self.card, self.requests, **room))
+            stack.enter_context(_marked(self, tracing))
             try:
                 given = placed(args) if args else ()
                 if self.strategy is not None:
@@ -105,8 +110,9 @@ class Run:
             found["NCCL"] = nccl_bytes(self.world_size)
         return found
 
-    def snapshot(self) -> Snapshot:
-        """The snapshot that a recorder would have written at the end."""
+    def snapshot(self, *, whole: bool = False) -> Snapshot:
+        """The snapshot that a recorder would have written at the end; the whole one is that of a
+        device on which nothing fails."""
         needed, ranges = self.requests.bounds(self.settings, self.capacity)
         facts = Rehearsed(
             device=self.card.name,
@@ -123,7 +129,7 @@ class Run:
             strategy=self.strategy,
             outside=self._outside(),
         )
-        return self.requests.run(self.settings, self.capacity, facts)
+        return self.requests.run(self.settings, ENDLESS if whole else self.capacity, facts)
 
 
 def placed(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -155,6 +161,40 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, list | tuple | set):
         return [tensor for item in value for tensor in _tensors(item)]
     return []
+
+
+# ---- Modules -----------------------------------------------------------------------------
+
+
+@contextmanager
+def _marked(run: Run, tracing: Tracing) -> Iterator[None]:
+    """Requests of a run that asks for it bear the module that they are made for: a parameter and
+    its optimizer states that of the module that has it."""
+    if not run.modules:
+        yield
+        return
+    requests, texts = run.requests, run.requests.texts
+
+    def own(module: nn.Module, args: object) -> None:
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                texts.setdefault(tracing.handle(tensor), requests.text)
+
+    def states(optimizer: Any, args: object, kwargs: object) -> None:
+        for parameter, state in optimizer.state.items():
+            text = texts.get(tracing.handle(parameter), "")
+            for tensor in _tensors(state) if text else ():
+                texts.setdefault(tracing.handle(tensor), text)
+
+    marks = ModuleMarks(True, partial(setattr, requests, "text"), lambda: requests.text)
+    marks.attach()
+    handles = [register_module_forward_pre_hook(own), register_optimizer_step_post_hook(states)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        marks.detach()
 
 
 # ---- Unwritten ---------------------------------------------------------------------------
@@ -358,7 +398,7 @@ def rehearse_script(run: Run, arguments: Sequence[str], *, module: bool = False)
     found: list[BaseException] = []
     exits: list[BaseException] = []
     room = {"devices": max(run.world_size, 1), "capacity": run.capacity}
-    with pretending(run.card, run.requests, **room) as tracing:
+    with pretending(run.card, run.requests, **room) as tracing, _marked(run, tracing):
         hook = register_optimizer_step_post_hook(_Steps(run, run.steps))
         run.requests.annotate("START", "step 0")
         try:

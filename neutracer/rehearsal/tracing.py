@@ -325,7 +325,7 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
                 taken.append(requests.alloc(likely, stack, self.stream, takes.note, bounds))
         for tensor in fresh:
             self._hold(tensor, stack)
-            self.requests.uses.made(self._handles.get(tensor.untyped_storage()._cdata, (0,))[0])
+            self.requests.uses.made(self.handle(tensor))
         for handle in reversed(taken):
             requests.uses.use(handle)
             requests.free(handle, stack)
@@ -364,6 +364,10 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
                     self.requests.free(handle, self.requests.stacks.here())
 
         return end
+
+    def handle(self, tensor: Tensor) -> int:
+        """The handle of a tensor's request; 0 if it has none."""
+        return self._handles.get(tensor.untyped_storage()._cdata, (0,))[0]
 
     def holds(self, storage: Any) -> bool:
         """Whether a storage's memory is recorded."""

@@ -321,11 +321,11 @@ class Rehearsed:
             False
         """
         room = self.capacity_bytes if capacity is None else parse_bytes(capacity)
-        return room >= self._needs()[1]
+        return room >= self.needs[1]
 
     def caveat(self) -> Caveat:
         """The caveat: a rehearsal, whether the program fits, and the assumptions."""
-        least, most = self._needs()
+        least, most = self.needs
         needs, severity = _range((least, most)), "info"
         verdict = f"it fits, and needs {needs}"
         if least > self.capacity_bytes:
@@ -362,7 +362,9 @@ class Rehearsed:
         if len(rest) > _MOST_NOTES:
             yield f"and {format_count(len(rest) - _MOST_NOTES, 'more note')}."
 
-    def _needs(self) -> tuple[int, int]:
+    @property
+    def needs(self) -> tuple[int, int]:
+        """The least and the most of `needed_bytes`."""
         return self.ranges.get("needed_bytes", (self.needed_bytes, self.needed_bytes))
 
     def to_text(self) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,34 @@ def test_measured_convolutions_are_no_ranges() -> None:
     low, high = rule.ranges["peak_allocated_bytes"]
     assert low < high
     assert "aten.convolution" in rule.operators
+
+
+def test_command_finds_the_largest_batch_and_what_would_save(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, torch\n"
+        "model = torch.nn.Linear(2048, 2048).cuda()\n"
+        "optimizer = torch.optim.AdamW(model.parameters())\n"
+        "for _ in range(3):\n"
+        "    x = torch.randn(int(os.environ['BATCH']) << 10, 2048, device='cuda')\n"
+        "    model(x).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    monkeypatch.setenv("BATCH", "1")
+    monkeypatch.setattr("neutracer.cli.rehearse._MOST", 2)
+    output = str(tmp_path / "rehearsed.pickle")
+    options = ["--largest-batch", "--batch-name", "BATCH", "--savings", "--modules", "--json"]
+    words = ["rehearse", *options, "--capacity", "240MiB", "-o", output, str(script)]
+    assert main(words) == 0
+    said, savings = json.loads(capfd.readouterr().out)["reports"]
+    assert [one["kind"] for one in said["findings"][:2]] == ["rehearsed", "largest_batch"]
+    found = said["findings"][1]
+    assert found["message"].startswith("the largest batch that fits in 240 MiB is ")
+    assert neutracer.load(output).rehearsed.fits("240MiB")
+    assert savings["schema"] == "neutracer.savings/1"
+    assert savings["savings"]
 
 
 def test_a_file_of_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 import neutracer
 from neutracer.rehearsal.cards import find_card
+from neutracer.rehearsal.rehearse import search
 
 torch = pytest.importorskip("torch", reason="needs torch, which is not installed here")
 
@@ -519,6 +520,41 @@ def test_the_mark_is_plain_data() -> None:
     assert rehearsed is not None
     assert json.loads(rehearsed.to_text())["steps"] == 1
     assert io.StringIO(str(rehearsed)).read().startswith("Rehearsed, not recorded: 1 step")
+
+
+def test_modules_have_their_parameters_and_optimizer_states() -> None:
+    def program() -> Any:
+        model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.Linear(1024, 512)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step() -> None:
+            model(torch.randn(4, 512, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    plain = neutracer.rehearse(program, steps=2).timeline()
+    snap = neutracer.rehearse(program, steps=2, modules=True)
+    timeline = snap.timeline()
+    assert list(timeline.allocated) == list(plain.allocated)
+    names: dict[str, set[str]] = {"parameter": set(), "gradient": set(), "optimizer_state": set()}
+    for row in timeline.allocations:
+        if row.size == 2 * MIB and row.category in names:
+            names[row.category].add(snap.events[row.alloc_event].user_metadata)
+    both = {"nn.Module: Sequential.0", "nn.Module: Sequential.1"}
+    assert list(names.values()) == [both] * 3
+
+
+def test_search_takes_few_tries_where_needs_rise_in_pages() -> None:
+    def needs_of(batch: int) -> int:
+        nbytes = max(180 * MIB, 120 * MIB + batch * 36864)
+        return -(-nbytes // (2 * MIB)) * 2 * MIB
+
+    best, needs = search(needs_of, 450 * MIB, 1 << 16)
+    assert needs_of(best) <= 450 * MIB < needs_of(best + 1)
+    assert len(needs) < 25
+    assert len(search(lambda batch: 100 * MIB + 1000 * batch**2, 450 * MIB, 1 << 16)[1]) < 50
 
 
 def test_the_largest_batch_is_the_largest() -> None:
