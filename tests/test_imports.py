@@ -112,7 +112,7 @@ def test_work_goes_on_where_no_thread_begins_any_more() -> None:
     script = (
         "import atexit, threading\n"
         "from neutracer.whatif.replaying import side_by_side\n"
-        "atexit.register(lambda: print(side_by_side(abs, [-1, 2], threading.Event())))"
+        "atexit.register(lambda: print(side_by_side(abs, [-1, 2], threading.Event(), id)))"
     )
     assert run("-c", script) == "[1, 2]\n"
 

@@ -756,17 +756,14 @@ def run_plans(plans: list[Plan], each: Each) -> list[Outcome]:
     return outcomes
 
 
-def _tell_done(futures: list[Future[Result]]) -> None:
-    done = itertools.count(1)
-    for future in futures:
-        future.add_done_callback(lambda _: tell(f"replayed {next(done)} of {len(futures)}"))
-
-
 def side_by_side(
-    work: Callable[[Item], Result], items: Iterable[Item], stop: Event
+    work: Callable[[Item], Result],
+    items: Iterable[Item],
+    stop: Event,
+    done: Callable[[Future[Result]], object],
 ) -> list[Result]:
     """`work` on each item, in one thread per core; results in order. After a failure, `stop` is
-    set while the other threads end."""
+    set while the other threads end; each thread's end calls `done`."""
     listed = list(items)
     # At interpreter exit (in atexit callbacks) no thread can start.
     try:
@@ -777,7 +774,8 @@ def side_by_side(
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         try:
             futures = [pool.submit(work, item) for item in listed]
-            _tell_done(futures)
+            for future in futures:
+                future.add_done_callback(done)
         except RuntimeError:
             pool.shutdown(cancel_futures=True)
             return [work(item) for item in listed]
@@ -834,7 +832,7 @@ class Replayer:
                 "torch.cuda.memory._record_memory_history()"
             )
         self.edits: Edits | None = None
-        self._stop = Event()
+        self._stop, self._done = Event(), itertools.count(1)
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("version", "snap", "device", "asked", "room", "edits")
@@ -842,7 +840,7 @@ class Replayer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._stop = Event()
+        self._stop, self._done = Event(), itertools.count(1)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -1070,7 +1068,10 @@ class Replayer:
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """`work` on each item, in one thread per core; results in order."""
-        return side_by_side(work, items, self._stop)
+        # One count for all rounds of a search, whose number is not known before.
+        return side_by_side(
+            work, items, self._stop, lambda _: tell(f"{next(self._done)} replays done")
+        )
 
     def _look(self, done: int) -> None:
         """A run's progress callback: ends the run if another one has failed."""

@@ -109,8 +109,8 @@ def test_what_takes_long_says_what_it_does(has_rich, at_once, monkeypatch):
     terminal = on_terminal(monkeypatch)
     with module.working():
         assert shows(terminal, "working, 0 s")
-        module.tell("replayed 12 of 46")
-        assert shows(terminal, "replayed 12 of 46")
+        module.tell("12 replays done")
+        assert shows(terminal, "12 replays done")
         with reporting("file", None) as report:
             report(3 << 20)
             assert shows(terminal, "read 3 MiB")

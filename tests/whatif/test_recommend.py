@@ -12,6 +12,7 @@ from bundle import expected, snapshot
 
 import neutracer
 from neutracer._native import core
+from neutracer.whatif import replaying
 from neutracer.whatif.replaying import Replayer
 from neutracer.whatif.search import (
     OBJECTIVES,
@@ -143,6 +144,14 @@ def test_verdict_names_what_needs_least() -> None:
         assert report.best.settings == "expandable_segments:True"
         told = next(each for each in report.findings if each.kind == "recommendation")
         assert str(told.evidence[0]) == f"within 2 % of the least, 2,072 MiB with {least}"
+
+
+def test_progress_counts_on_through_all_rounds_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(replaying, "tell", said.append)
+    neutracer.what_if(snapshot("frag_default"), objective="fit")
+    assert sorted(int(text.split()[0]) for text in said) == list(range(1, len(said) + 1))
+    assert len(said) > 20
 
 
 def test_small_gains_are_not_recommended() -> None:
