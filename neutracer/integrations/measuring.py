@@ -746,6 +746,8 @@ class Measuring:
         reason = no_device() if devices else ""
         rehearsed = bool(reason) and more(item, "limit_gpu_memory")["rehearse"]
         for name in devices:
+            # A bad limit fails without a device too.
+            value(item, name, "ratio" if name == "limit_gpu_fragmentation" else "limit")
             if reason and not (rehearsed and name == "limit_gpu_memory"):
                 pytest.skip(f"{name}: {reason}")
         if rehearsed:

@@ -445,11 +445,13 @@ def test_rehearsals_that_can_not_be_are_said(suite, torch, marker, says):
     result.stdout.fnmatch_lines([says])
 
 
+@pytest.mark.parametrize("conftest", [FAKE, ""], ids=["device", "no device"])
 @pytest.mark.parametrize(
-    "marker", ['limit_gpu_memory("much")', "limit_gpu_leaks()", "limit_gpu_fragmentation(3)"]
+    "marker", ['limit_gpu_memory("24 GX")', "limit_gpu_leaks()", "limit_gpu_fragmentation(3)"]
 )
-def test_limits_that_are_none_are_said(suite, marker):
-    result = suite(test_it=f"import pytest\n@pytest.mark.{marker}\ndef test_it(gpu): pass\n")
+def test_limits_that_are_none_are_said(suite, torch, marker, conftest):
+    source = f"import pytest\n@pytest.mark.{marker}\ndef test_it(): pass\n"
+    result = suite(conftest=conftest, test_it=source)
     assert result.ret != pytest.ExitCode.OK
     said = result.stdout.str() + result.stderr.str()
     assert marker.partition("(")[0] in said
