@@ -785,7 +785,8 @@ def _cause(case: _Case, line: Held | None, category: str) -> tuple[str, str]:
         return "own_line", ", where the others hold nothing"
     mean = line.bytes // line.count
     elsewhere = usual // count
-    if mean > (1 + _SHARE) * elsewhere:
+    # A few blocks besides the usual ones, which have any size, raise the mean too.
+    if not 0 < line.count - count < count and mean > (1 + _SHARE) * elsewhere:
         clause = f", in blocks of {format_bytes(mean)} instead of {format_bytes(elsewhere)}"
         if category in _OF_A_BATCH:
             clause += ": a larger batch, or longer sequences"

@@ -89,6 +89,7 @@ def trained(
     leak: int = 0,
     leak_from: int = 0,
     extra: int = 0,
+    once: int = 0,
     oom_at: int | None = None,
     begin_us: int = START_US,
     step_us: int = STEP_US,
@@ -101,6 +102,7 @@ def trained(
         steps: How many steps.
         leak: Bytes that a line keeps in each step from `leak_from` on.
         extra: Bytes that a line of its own holds from the start.
+        once: Bytes of one more activation, which the same line makes.
         oom_at: The step in which memory runs out, which is the last then.
         begin_us: When it begins, by its host's clock.
         step_us: How long a step takes.
@@ -113,6 +115,7 @@ def trained(
     for number in range(steps):
         trace.time_us = begin_us + (number + 1) * step_us
         activations = [trace.alloc(batch, FORWARD) for _ in range(layers)]
+        activations += [trace.alloc(once, FORWARD)] if once else []
         if number == oom_at:
             trace.oom(64 * MIB)
             break

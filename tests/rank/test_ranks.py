@@ -77,6 +77,13 @@ def test_larger_batch_is_told_from_more_blocks(tmp_path: Path) -> None:
     assert found.odd[0].place.startswith("train (train.py:20)")
 
 
+def test_one_block_more_is_no_larger_batch(tmp_path: Path) -> None:
+    batch = {"batch": 12 * MIB}
+    odd = job(tmp_path, batch, batch, {"once": 40 * MIB, **batch}, batch).odd
+    assert [(one.rank, one.cause) for one in odd] == [(2, "more_blocks")]
+    assert odd[0].why.endswith("at train (train.py:20), in 9 blocks instead of 8")
+
+
 def test_line_of_one_rank_is_named(tmp_path: Path) -> None:
     found = job(tmp_path, {"extra": 40 * MIB}, {}, {})
     odd = found.odd[0]
