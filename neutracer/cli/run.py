@@ -90,6 +90,11 @@ def add_run(commands: Any, summary: str) -> None:
         ),
     )
     parser.add_argument(
+        "--pinned",
+        action="store_true",
+        help="record the host's pinned memory too, with PyTorch's recorder (torch 2.14 or later)",
+    )
+    parser.add_argument(
         "--every", type=float, metavar="MINUTES", help="minutes between reports while it runs"
     )
     parser.add_argument(
@@ -122,6 +127,7 @@ def _run(options: argparse.Namespace) -> int:
             context=options.context,
             recorder=options.recorder,
             modules=options.modules,
+            pinned=options.pinned,
             every_s=None if options.every is None else options.every * 60,
         )
     except UnreportedError as error:

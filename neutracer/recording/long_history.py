@@ -309,6 +309,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         context: str = "alloc",
         recorder: str = "auto",
         modules: Any = None,
+        pinned: bool = False,
     ) -> None:
         """Set up; `start` begins.
 
@@ -318,6 +319,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             context: As for `record`; the hooks give every event a stack.
             recorder: One of `RECORDERS`.
             modules: As for `record`.
+            pinned: As for `record`. Only PyTorch's recorder has that memory.
 
         Raises:
             UnavailableError: torch is not imported, or has no CUDA.
@@ -331,7 +333,9 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         self._asked = max_entries
         self._stacks = stacks
         self._context = context
-        self._recorder = "pytorch" if stacks == "all" and recorder == "auto" else recorder
+        self._pinned = pinned
+        only_pytorch = recorder == "auto" and (stacks == "all" or pinned)
+        self._recorder = "pytorch" if only_pytorch else recorder
         self._process = 0
         self._program = ""
         self._lock = threading.Lock()
@@ -398,7 +402,8 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
                 if self._recorder == "hooks":
                     raise
                 self.because = str(error)
-        inner = record(self._asked or RECORDER_ENTRIES, self._stacks, context=self._context)
+        options: Any = {"context": self._context, "pinned": self._pinned}
+        inner = record(self._asked or RECORDER_ENTRIES, self._stacks, **options)
         # Reports mention a wrapped ring; the program's output should not.
         inner.quiet = True
         self._inner = inner.start_at_once(torch)

@@ -314,6 +314,7 @@ class Wish:
         skip_actions: Actions to leave out.
         compile_context: Record the compiled frame of each event.
         annotations: Record the program's named ranges.
+        pinned: Record the host's pinned memory too.
     """
 
     max_entries: int
@@ -322,6 +323,7 @@ class Wish:
     skip_actions: tuple[str, ...] = ()
     compile_context: bool = False
     annotations: bool = False
+    pinned: bool = False
 
     def joined(self, other: Wish) -> Wish:
         """The union of both, except the ring's length, which is fixed while it is on."""
@@ -332,6 +334,7 @@ class Wish:
             tuple(action for action in self.skip_actions if action in other.skip_actions),
             self.compile_context or other.compile_context,
             self.annotations or other.annotations,
+            self.pinned or other.pinned,
         )
 
 
@@ -447,6 +450,8 @@ def _options(wish: Wish) -> dict[str, Any]:
         options["compile_context"] = True
     if wish.annotations:
         options["global_record_annotations"] = True
+    if wish.pinned:
+        options["record_pinned_host_memory"] = True
     return options
 
 
@@ -488,6 +493,7 @@ def record(
     compile_context: bool = False,
     annotations: bool = False,
     modules: Any = None,
+    pinned: bool = False,
     path: str | os.PathLike[str] | None = None,
 ) -> Recording:
     """Record the allocations of this process with PyTorch's own recorder, in a bounded ring.
@@ -510,6 +516,7 @@ def record(
         compile_context: Record the compiled frame of each event.
         annotations: Keep the ranges that `torch.profiler.record_function` names.
         modules: A model, or True for every one called (torch 2.10): for `holders(by="module")`.
+        pinned: Record the host's pinned memory too (torch 2.14), as `Snapshot.host`.
         path: A file to save to at the end; {rank} (0 without ranks), {host} and {pid} are
             replaced, so that each process has its own file.
 
@@ -541,7 +548,8 @@ def record(
     if isinstance(skip_actions, str) or not isinstance(skip_actions, Iterable):
         raise TypeError(f"skip_actions must be a list of PyTorch's names, not {skip_actions!r}")
     path = None if path is None else path_name(path)
-    wish = Wish(max_entries, stacks, context, tuple(skip_actions), compile_context, annotations)
+    listed = tuple(skip_actions)
+    wish = Wish(max_entries, stacks, context, listed, compile_context, annotations, pinned)
     HISTORY.check(torch_with_cuda(), wish)
     check_modules(torch_with_cuda(), modules)
     return Recording(wish, path, modules)

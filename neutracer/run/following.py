@@ -74,6 +74,7 @@ class Following:
         context: str = "alloc",
         recorder: str = "auto",
         modules: bool = False,
+        pinned: bool = False,
     ) -> None:
         """Set up without starting.
 
@@ -83,13 +84,14 @@ class Following:
             stacks, context, recorder: As for `ProgramRecording`.
             command: The neutracer command.
             modules: Mark allocations with the module that made them.
+            pinned: As for `ProgramRecording`.
         """
         self.directory = os.path.abspath(directory)
         self.command = command
         self.why = ""
         self.last: OverviewReport | None = None
         self._max_entries = max_entries
-        self._how = (stacks, context, recorder, True if modules else None)
+        self._how = (stacks, context, recorder, True if modules else None, pinned)
         self._process = os.getpid()
         # Held while files are written, by the program's thread or the one beside it.
         self._lock = threading.Lock()

@@ -105,6 +105,7 @@ def run_and_report(
     context: str = "alloc",
     recorder: str = "auto",
     modules: bool = False,
+    pinned: bool = False,
     every_s: float | None = None,
 ) -> RunReport:
     """Run a program in this process, recording from CUDA's initialization.
@@ -119,6 +120,7 @@ def run_and_report(
         directory: Where the files go; created with the first one.
         max_entries, stacks, context, recorder: As for `ProgramRecording`.
         modules: Mark allocations with the `nn.Module` that made them.
+        pinned: Record the host's pinned memory too, which takes PyTorch's recorder.
         every_s: Seconds between reports while it runs; None writes none.
 
     Returns:
@@ -142,6 +144,7 @@ def run_and_report(
         context=context,
         recorder=recorder,
         modules=modules,
+        pinned=pinned,
     )
     ranks = _ranks_beside(following.directory)
 

@@ -179,7 +179,7 @@ def _host_of(snap: Snapshot) -> Snapshot:
     if snap.host is None:
         raise ValueError(
             "it has no pinned host memory: record it, in PyTorch 2.14 and later, with "
-            "torch.cuda.memory._record_memory_history(record_pinned_host_memory=True)"
+            "neutracer.record(pinned=True) or neutracer run --pinned"
         )
     return snap.host
 
@@ -259,8 +259,7 @@ class Snapshot:
     def host(self) -> Snapshot | None:
         """The host's pinned memory as a snapshot of its own; None if not recorded.
 
-        PyTorch 2.14 and later record it with
-        ``torch.cuda.memory._record_memory_history(record_pinned_host_memory=True)``. It has one
+        PyTorch 2.14 and later record it, with `neutracer.record(pinned=True)`. It has one
         device, 0; sizes are requests rounded up to a power of two. It works wherever a Snapshot
         does. A part (`load(events=)`) has none.
         """

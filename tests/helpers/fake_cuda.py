@@ -70,10 +70,12 @@ class FakeTorch:
             compile_context: bool = False,
             global_record_annotations: bool = False,
             skip_actions: list[str] | None = None,
+            record_pinned_host_memory: bool = False,
         ) -> None:
             begun = self.initialised or self.initialising
             assert begun, "switching the history on would initialise CUDA"
             given = {"context": context, "stacks": stacks, "skip_actions": skip_actions}
+            given["pinned"] = record_pinned_host_memory
             self.calls.append({"enabled": enabled, "max_entries": max_entries, **given})
             self.enabled = enabled is not None
             self.max_entries = max_entries

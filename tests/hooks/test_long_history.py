@@ -104,6 +104,13 @@ def test_recorder_begins_while_cuda_is_initialised(fake):
     assert not fake.enabled
 
 
+def test_pinned_memory_takes_pytorchs_recorder(fake):
+    recording = ProgramRecording(7, pinned=True).start()
+    assert (recording.why, fake.calls[-1]["pinned"]) == ("", True)
+    recording.discard()
+    assert not fake.enabled
+
+
 @pytest.mark.parametrize("how", ["malloc", "uncached"])
 def test_other_allocators_are_said(fake, monkeypatch, how):
     if how == "malloc":

@@ -131,7 +131,8 @@ def test_history_of_the_program_is_untouched(fake):
 def test_inner_recording_joins_and_gives_back(fake):
     with neutracer.record(max_entries=20, context="alloc", skip_actions=["free_requested"]):
         outer = last(fake)
-        with neutracer.record(max_entries=99, stacks="all", context="all"):
+        with neutracer.record(max_entries=99, stacks="all", context="all", pinned=True):
+            assert last(fake)["pinned"] is True
             assert last(fake)["max_entries"] == 20
             assert last(fake)["stacks"] == "all"
             assert last(fake)["context"] == "all"
@@ -273,6 +274,8 @@ def test_older_torch_lacks_options(fake, monkeypatch):
     monkeypatch.setattr(fake.module.cuda.memory, "_record_memory_history", older)
     with pytest.raises(UnavailableError, match="skip_actions in torch"):
         neutracer.record(skip_actions=["snapshot"])
+    with pytest.raises(UnavailableError, match="record_pinned_host_memory in torch"):
+        neutracer.record(pinned=True)
     with neutracer.record():
         assert fake.enabled
 

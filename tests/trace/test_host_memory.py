@@ -231,7 +231,7 @@ def test_command_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_it(empty: dict[str, Any]) -> None:
     data = pickle.dumps({**one_program(), **empty})
     assert neutracer.load(data).host is None
-    with pytest.raises(ValueError, match="record_pinned_host_memory=True"):
+    with pytest.raises(ValueError, match=r"neutracer\.record\(pinned=True\)"):
         neutracer.load(data, host=True)
 
 
