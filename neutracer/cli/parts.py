@@ -469,8 +469,7 @@ def add_recording(parser: argparse.ArgumentParser, *, hooks: bool = False) -> No
     from neutracer.run.following import DEFAULT_DIRECTORY
 
     room = (
-        f"{HOOK_ENTRIES:,}, which takes 256 MiB of host memory, or {RECORDER_ENTRIES:,} with "
-        "PyTorch's recorder"
+        f"{HOOK_ENTRIES:,}, or {RECORDER_ENTRIES:,} with PyTorch's recorder: 256 MiB of host memory"
     )
 
     parser.add_argument(
@@ -493,10 +492,7 @@ def add_recording(parser: argparse.ArgumentParser, *, hooks: bool = False) -> No
         "--stacks",
         choices=("python", "all"),
         default="python",
-        help=(
-            '"all" adds C++ frames, which only PyTorch\'s recorder has, and which take minutes '
-            "to symbolise in large programs"
-        ),
+        help=('"all" adds C++ frames, with PyTorch\'s recorder, and minutes at the end'),
     )
 
 

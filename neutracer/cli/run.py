@@ -35,8 +35,7 @@ _RUN_EXAMPLE = """example:
   kill -USR2 PID                                          # write a report now
   torchrun --nproc-per-node 8 -m neutracer run train.py   # one set of files per rank
 
-exit code: the program's own, or that of the signal that ended it; 2 if the program does not
-exist or its reports can't be written
+exit code: the program's own; 2 if it does not exist or its reports can't be written
 The summary goes to standard error, or with --json to standard output.
 """
 
@@ -53,13 +52,8 @@ exit codes: 0; 2 if attaching or the request failed
 
 def add_run(commands: Any, summary: str) -> None:
     description = (
-        "Runs an unchanged Python program and records PyTorch's allocator from the moment the "
-        "program initialises CUDA. It writes a report (a snapshot, its sidecar and a text) when "
-        "the program ends, when it runs out of memory, at SIGUSR2, at SIGTERM unless the program "
-        "handles it, and with --every at intervals. Child processes take --follow-children, and a "
-        "program that is killed or calls os._exit gets no final report. neutracer's own hooks "
-        "record if they are compiled or can be (the first time takes a few seconds, and is "
-        "announced), else PyTorch's recorder."
+        "Runs an unchanged Python program, records PyTorch's allocator, and writes a snapshot and "
+        "a report when the program ends or runs out of memory, at SIGUSR2 and SIGTERM."
     )
     parser = add_command(commands, "run", summary, description, _RUN_EXAMPLE, _run)
     parser.add_argument("-m", dest="module", action="store_true", help="run a module")
@@ -68,31 +62,29 @@ def add_run(commands: Any, summary: str) -> None:
         "--recorder",
         choices=RECORDERS,
         default="auto",
-        help='neutracer\'s "hooks", "pytorch", or the first available (default)',
+        help='neutracer\'s own "hooks", "pytorch", or the first that works (default)',
     )
     parser.add_argument(
         "--context",
         choices=("alloc", "all", "state"),
         default="alloc",
         help=(
-            "events with a stack in PyTorch's recorder (in the hooks all have one): allocations "
-            '(default), frees too, or only blocks in use at the end. "all" can end the program: '
-            "up to Python 3.12, torch 2.11 loses an exception in flight when a backward pass "
-            "frees memory, as in checkpointing with dropout"
+            "events with a stack in PyTorch's recorder: allocations (default), frees too, or only "
+            'blocks in use at the end; "all" can break programs, see neutracer.record'
         ),
     )
     parser.add_argument(
         "--modules",
         action="store_true",
         help=(
-            "mark the allocations of each nn.Module's forward and backward, for reports by "
-            "module (torch 2.10 or later; about ten microseconds of CPU time per module call)"
+            "mark allocations with their nn.Module, for reports by module (torch 2.10 or later; "
+            "ten microseconds per call)"
         ),
     )
     parser.add_argument(
         "--pinned",
         action="store_true",
-        help="record the host's pinned memory too, with PyTorch's recorder (torch 2.14 or later)",
+        help="record pinned host memory too, with PyTorch's recorder (torch 2.14 or later)",
     )
     parser.add_argument(
         "--every", type=float, metavar="MINUTES", help="minutes between reports while it runs"
@@ -100,10 +92,7 @@ def add_run(commands: Any, summary: str) -> None:
     parser.add_argument(
         "--follow-children",
         action="store_true",
-        help=(
-            "also record the processes that it starts and that use a device, each into its own "
-            "files: `neutracer ranks DIR` reads them as one"
-        ),
+        help=("also record the processes that it starts; `neutracer ranks DIR` reads all files"),
     )
     add_format(parser)
     add_program(parser)
