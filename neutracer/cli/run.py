@@ -70,7 +70,7 @@ def add_run(commands: Any, summary: str) -> None:
         default="alloc",
         help=(
             "events with a stack in PyTorch's recorder: allocations (default), frees too, or only "
-            'blocks in use at the end; "all" can break programs, see neutracer.record'
+            'blocks in use at the end; "all" can break programs, see docs/start.md'
         ),
     )
     parser.add_argument(
