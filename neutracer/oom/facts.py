@@ -21,18 +21,22 @@ _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "T
 #: A size in one of PyTorch's messages, for `size_of`.
 SIZE_PATTERN = r"([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)"
 
-# Sizes in PyTorch's message, as the releases since 1.13 word them; 2.1 wrote "capacty".
+# Sizes in PyTorch's message, as the releases since 1.13 word them; 2.1 wrote "capacty". With
+# cudaMallocAsync they are in a list with colons.
 _IN_MESSAGE = {
-    "segment_bytes": re.compile(rf"Tried to allocate {SIZE_PATTERN}"),
+    "segment_bytes": re.compile(rf"(?:Tried to allocate|Requested\s+:) {SIZE_PATTERN}"),
     "device_total_bytes": re.compile(
-        rf"(?:total capaci?ty of {SIZE_PATTERN}|{SIZE_PATTERN} total capacity)"
+        rf"(?:(?:total capaci?ty of|Device limit\s+:) {SIZE_PATTERN}|{SIZE_PATTERN} total capacity)"
     ),
-    "device_free_bytes": re.compile(rf"(?:of which {SIZE_PATTERN} is free|{SIZE_PATTERN} free)"),
+    "device_free_bytes": re.compile(
+        rf"(?:of which {SIZE_PATTERN} is free|{SIZE_PATTERN} free"
+        rf"|\(according to CUDA\): {SIZE_PATTERN})"
+    ),
     "process_bytes": re.compile(rf"this process has {SIZE_PATTERN} memory in use"),
-    "limit_bytes": re.compile(rf"{SIZE_PATTERN} allowed"),
+    "limit_bytes": re.compile(rf"(?:{SIZE_PATTERN} allowed|memory fraction\)\s+: {SIZE_PATTERN})"),
 }
 _OTHERS = re.compile(rf"Process \d+ has {SIZE_PATTERN} memory in use")
-_DEVICE = re.compile(r"\bGPU (\d+)\b")
+_DEVICE = re.compile(r"\b(?:GPU|on device) (\d+)\b")
 
 _COUNTS = (
     "device",

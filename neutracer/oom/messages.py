@@ -14,12 +14,21 @@ from neutracer.render.report import Finding, PlacedRow, Report
 from neutracer.trace.stacks import Frame, place_of
 from neutracer.units import format_bytes, format_count
 
-# Every wording since 1.13 has these words; a logger may break the line between them.
-_BEGINS = re.compile(rf"out of memory\W+Tried to allocate {SIZE_PATTERN}", re.I)
-_OOM = re.compile(r"\bout of memory\b", re.I)
+# Every wording since 1.13 has these words; a logger may break the line between them. The second
+# is that of cudaMallocAsync, and the third CUDA's own, of calls that PyTorch makes of it.
+_BEGINS = re.compile(
+    rf"out of memory\W+Tried to allocate {SIZE_PATTERN}"
+    rf"|out of memory\W+Currently allocated\W+{SIZE_PATTERN}\W+Requested\W+{SIZE_PATTERN}"
+    r"|(?:CUDA|HIP) error: out of memory",
+    re.I,
+)
+_OOM = re.compile(r"(?:(?:CUDA|HIP) error: |on device \d+ .{0,40})?\bout of memory\b", re.I)
 
 # Of PyTorch's own memory: first as 1.13 and 2.0 word it, then as later releases do.
-_ALLOCATED = re.compile(rf"{SIZE_PATTERN} (?:already allocated|is allocated by PyTorch)")
+_ALLOCATED = re.compile(
+    rf"{SIZE_PATTERN} (?:already allocated|is allocated by PyTorch)|"
+    rf"Currently allocated\W+{SIZE_PATTERN}"
+)
 _UNALLOCATED = re.compile(rf"{SIZE_PATTERN} is reserved by PyTorch but unallocated")
 _RESERVED = re.compile(rf"{SIZE_PATTERN} reserved in total by PyTorch")
 
@@ -46,7 +55,7 @@ class OomMessage(PlacedRow):
         verdict: The verdict in a sentence.
         function, filename, line, package, caller: The line that asked, as in `Place`.
         device: The device's number.
-        request: What was asked of the device, in the message's words.
+        request: What was asked of the device, in the message's words; "" if it has none.
         request_bytes: The same, with the two decimals of a message.
         total_bytes: All of the device.
         free_bytes: What it had left.
@@ -155,6 +164,7 @@ def _texts(lines: Iterable[str]) -> Iterator[tuple[int, str, list[str]]]:
 
 def _message(at: int, text: str, lines: list[str]) -> OomMessage:
     facts, asked = OomFacts.from_message(text), _BEGINS.search(text)
+    sizes = [word for word in asked.groups() if word] if asked else []
     allocated, unallocated = size_of(_ALLOCATED, text), size_of(_UNALLOCATED, text)
     reserved = size_of(_RESERVED, text)
     if unallocated is None and reserved is not None and allocated is not None:
@@ -174,7 +184,7 @@ def _message(at: int, text: str, lines: list[str]) -> OomMessage:
         package=place.package,
         caller=place.caller,
         device=facts.device,
-        request=f"{asked[1]} {asked[2]}" if asked else "",
+        request=" ".join(sizes[-2:]),
         request_bytes=facts.segment_bytes or 0,
         total_bytes=facts.device_total_bytes,
         free_bytes=facts.device_free_bytes,
@@ -208,6 +218,9 @@ def _verdict(facts: OomFacts, allocated: int | None, unallocated: int | None) ->
     """The kind and the sentence that the figures of a message allow."""
     asked, total = facts.segment_bytes or 0, facts.device_total_bytes
     free, limit = facts.device_free_bytes, facts.limit_bytes
+    if not asked:
+        text = "CUDA itself found no memory, for a call that is no tensor of PyTorch's"
+        return "non_torch", text
     if total is not None and asked > total:
         size = format_bytes(total)
         return "unreasonable_request", f"{format_bytes(asked)} was requested of a {size} device"
@@ -240,7 +253,8 @@ _FIRST_AID = {
 def _finding(message: OomMessage) -> Finding:
     rank = "" if message.rank is None else f"rank {message.rank}, "
     device = "" if message.device is None else f"cuda:{message.device}, "
-    evidence = (Note(f"{rank}{device}{message.request} requested by", message.place),)
+    asked = f"{message.request} requested by" if message.request else "reported at"
+    evidence = (Note(f"{rank}{device}{asked}", message.place),)
     script = message.script if message.script.endswith(".py") else "train.py"
     record = Note("record who holds the memory", detail=Copyable(f"neutracer run {script}"))
     first = _FIRST_AID.get(message.kind)

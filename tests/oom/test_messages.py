@@ -93,6 +93,33 @@ WORDINGS = {
         0,
         1576,
     ),
+    "cudaMallocAsync": (
+        "torch.OutOfMemoryError: Allocation on device 1 would exceed allowed memory. (out of "
+        "memory)\nCurrently allocated     : 21.06 GiB\nRequested               : 2.00 GiB\n"
+        "Device limit            : 23.69 GiB\nFree (according to CUDA): 16.00 MiB\n"
+        "PyTorch limit (set by user-supplied memory fraction)\n"
+        "                        : 17179869184.00 GiB",
+        "capacity",
+        1,
+        2048,
+    ),
+    "cudaMallocAsync, limited": (
+        "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of "
+        "memory)\nCurrently allocated     : 1.06 GiB\nRequested               : 2.00 GiB\n"
+        "Device limit            : 23.69 GiB\nFree (according to CUDA): 20.00 GiB\n"
+        "PyTorch limit (set by user-supplied memory fraction)\n"
+        "                        : 2.50 GiB",
+        "process_cap",
+        0,
+        2048,
+    ),
+    "CUDA's own": (
+        "torch.AcceleratorError: CUDA error: out of memory\nCUDA kernel errors might be reported "
+        "asynchronously at some other API call, so the stacktrace below might be incorrect.",
+        "non_torch",
+        None,
+        0,
+    ),
     "HIP": (
         "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total "
         "capacity of 8.00 GiB of which 12.00 MiB is free. Of the allocated memory 7.00 GiB is "
