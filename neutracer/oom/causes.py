@@ -902,6 +902,9 @@ def _by_holder(case: Case, place: Place) -> tuple[Note, ...]:
 def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
     notes = _by_holder(case, growth.growers[0].place)
     held = case.holder_of(growth.growers[0].place)
+    known = next(filter(None, (_signature(one.stack) for one in growth.growers)), "")
+    if not notes and known:
+        notes = (Note(known), *((Note(f"it is held by {held}"),) if held else ()))
     if notes:
         return notes, Remedy("release", place=growth.growers[0].place)
     if growth.create_graph is not None:
@@ -1290,8 +1293,9 @@ def too_little(case: Case, trials: Trials) -> Verdict:
     return Verdict("capacity", missing, tuple(evidence), tuple(advice), message, True, remedy)
 
 
-# Lines of libraries that allocate what an argument sizes: a part of the file's path, the function,
-# and what to change. What the failing request's line and the line that holds most are looked up.
+# Lines of libraries that allocate what an argument sizes, or that keep what they get until they
+# are told: a part of the file's path, of the function's name, and what to change. They are looked
+# up for the failing request, for what is in use, and for what piled up.
 _SIGNATURES = (
     (
         "/deepspeed/runtime/zero/",
@@ -1305,17 +1309,52 @@ _SIGNATURES = (
         "pass foreach=False (or fused=True) to the optimizer: its foreach kernels copy all "
         "gradients or updates at once",
     ),
+    (
+        "/torch/optim/lbfgs.py",
+        "step",
+        "pass history_size= to torch.optim.LBFGS: it keeps two vectors as large as all parameters "
+        "for each of the last 100 iterations, the default",
+    ),
+    (
+        "/torchmetrics/",
+        "",
+        "call reset() on the metric once its figures are read, as at the end of each epoch: until "
+        "then it keeps all that it was given",
+    ),
+    (
+        "/accelerate/accelerator.py",
+        "prepare",
+        "call accelerator.free_memory() when done with what it prepared: until then it keeps every "
+        "model, optimizer and scheduler",
+    ),
 )
 
 
 def _signature(stack: Sequence[Frame]) -> str:
-    """What to change for a stack that a library's argument sizes; "" for others."""
+    """What to change for a stack of a library that has a signature; "" for others."""
     for frame in stack:
-        path = "/" + frame.filename.replace("\\", "/")
+        path = "/" + frame.file.replace("\\", "/")
         for part, name, advice in _SIGNATURES:
             if part in path and name in frame.name:
                 return advice
     return ""
+
+
+def _signature_of_most(case: Case) -> str:
+    """The same for stacks that hold more than half of what is in use."""
+    if case.timeline is None:
+        return ""
+    rows, frames = case.timeline.allocations, case.snap.stacks
+    stacks, sizes = rows.codes("stack"), rows.codes("size")
+    by_stack: Counter[int] = Counter()
+    for row in case.live_rows:
+        by_stack[stacks[row]] += sizes[row]
+    held: Counter[str] = Counter()
+    for stack, nbytes in by_stack.items():
+        held[_signature(frames[stack])] += nbytes
+    return (
+        max(held, key=held.__getitem__) if 2 * max(held.values(), default=0) > held.total() else ""
+    )
 
 
 def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Remedy | None]:
@@ -1351,7 +1390,7 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
                  "had: give capacity= (--capacity), or see nvidia-smi.")
         )  # fmt: skip
     advice = [*_largest(case), *_smaller(case, trials), *advice]
-    known_cure = _signature(case.stack)
+    known_cure = _signature(case.stack) or _signature_of_most(case)
     if known_cure:
         advice.insert(0, Note(known_cure))
         remedy = Remedy("configure", place=case.place)

@@ -355,6 +355,7 @@ class Grower:
         steps: Over how many steps it piled up: all, or those since it was let go of last.
         callers: The lines that called that line, innermost first.
         falls: How often it was let go of before, as at the end of an epoch.
+        stack: One of the stacks of it, innermost first.
     """
 
     place: Place
@@ -367,6 +368,7 @@ class Grower:
     builds: bool = False
     callers: tuple[Place, ...] = ()
     falls: int = 0
+    stack: tuple[Frame, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -571,6 +573,7 @@ def _grower(
         role is Role.BUILD,
         callers_of(stack),
         len(ends),
+        stack,
     )
     if ends and grower.by_size:
         return None, []
