@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from forked import WithTorch
 from places import ROOT
 from without_hooks import without_hooks
 
@@ -60,15 +61,16 @@ def followed() -> int:
     return hooks.device_stats(-1)["allocated_bytes.all.current"]
 
 
-def script(text: str, **environment: str) -> str:
-    """What a fresh interpreter prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", text],
-        capture_output=True,
-        text=True,
-        cwd=ROOT / "tests",
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-    )
+@pytest.fixture(scope="module")
+def process() -> Iterator[WithTorch]:
+    path = os.pathsep.join(sys.path)
+    with WithTorch(environment={**os.environ, "PYTHONPATH": path}) as process:
+        yield process
+
+
+def script(process: WithTorch, text: str, **environment: str) -> str:
+    """What a program prints in a process that has torch and none of neutracer."""
+    done = process.run(f"import os\nos.environ.update({environment})\n{text}", cwd=ROOT / "tests")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -320,23 +322,25 @@ def test_other_torches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hooks_build.target().key.startswith("torch9.9.0-")
 
 
-def refused(prepare: str) -> str:
+def refused(process: WithTorch, prepare: str) -> str:
     """Why the hooks are refused in a process that has done `prepare` first."""
     return script(
+        process,
         "import ctypes, torch\nfrom neutracer.errors import UnavailableError\n"
         f"from neutracer.hooks import shim as hooks\n{prepare}\n"
-        "try:\n    hooks.load()\nexcept UnavailableError as error:\n    print(error)"
+        "try:\n    hooks.load()\nexcept UnavailableError as error:\n    print(error)",
     )
 
 
 @needs_cpu
-def test_allocator_that_reports_otherwise_is_refused(shim: Any) -> None:
+def test_allocator_that_reports_otherwise_is_refused(shim: Any, process: WithTorch) -> None:
     # PyTorch's allocator for mobiles has guards around each block, and counts them in.
     text = refused(
+        process,
         f"c10 = ctypes.CDLL({str(hooks_build.installed_torch().folder / 'lib' / 'libc10.so')!r})\n"
         "other = c10._ZN3c1028GetDefaultMobileCPUAllocatorEv\n"
         "other.restype = ctypes.c_void_p\n"
-        "c10._ZN3c1015SetCPUAllocatorEPNS_9AllocatorEh(ctypes.c_void_p(other()), 255)"
+        "c10._ZN3c1015SetCPUAllocatorEPNS_9AllocatorEh(ctypes.c_void_p(other()), 255)",
     )
     assert re.fullmatch(
         r"use of the hooks on PyTorch's allocator is not available: torch \S+ is not "
@@ -379,8 +383,10 @@ def test_trial_of_the_allocator_bears_other_threads(watched: Any) -> None:
         "torch.autograd.profiler.profile._start_trace = lambda self: None",
     ],
 )
-def test_profiler_that_starts_otherwise_is_refused(shim: Any, prepare: str) -> None:
-    text = refused(prepare)
+def test_profiler_that_starts_otherwise_is_refused(
+    shim: Any, process: WithTorch, prepare: str
+) -> None:
+    text = refused(process, prepare)
     assert "PyTorch's profiler does without torch.autograd.profiler._enable_profiler; " in text
 
 
@@ -415,14 +421,15 @@ def test_torch_for_cuda_without_a_device_is_told(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_module_for_another_torch_is_refused(shim: Any) -> None:
+def test_module_for_another_torch_is_refused(shim: Any, process: WithTorch) -> None:
     state = hooks.state()
     assert state is not None
     text = script(
+        process,
         "import torch\nfrom pathlib import Path\nfrom neutracer._native import load_hooks\n"
         "torch.__version__ = '9.9'\n"
         f"try:\n    load_hooks(Path({state.built_at!r}))\n"
-        "except ImportError as error:\n    print(error)"
+        "except ImportError as error:\n    print(error)",
     )
     assert text == f"the hooks were built for torch {shim.built_for}, and this is torch 9.9\n"
 
@@ -447,8 +454,9 @@ def test_folders_of_others_are_not_trusted(
     assert hooks_build.find(goal) is None
 
 
-def test_missing_compiler_is_said_once(tmp_path: Path) -> None:
+def test_missing_compiler_is_said_once(process: WithTorch, tmp_path: Path) -> None:
     text = script(
+        process,
         "import torch, warnings\nfrom neutracer.hooks import shim as hooks\n"
         "with warnings.catch_warnings(record=True) as said:\n"
         "    warnings.simplefilter('always')\n"
