@@ -1316,8 +1316,8 @@ _SIGNATURES = (
         "for each of the last 100 iterations, the default",
     ),
     (
-        "/torchmetrics/",
-        "",
+        "/torchmetrics/metric.py",
+        "wrapped_func",
         "call reset() on the metric once its figures are read, as at the end of each epoch: until "
         "then it keeps all that it was given",
     ),

@@ -25,6 +25,9 @@ MOST_SIDECAR_BYTES = 32 << 20
 SIDECAR_SCHEMA = "neutracer.sidecar/1"
 OOM_SCHEMA = "neutracer.oom/1"
 
+# Folders of installed packages that a sidecar may list; a path of Python has a handful.
+_MOST_FOLDERS = 32
+
 # A snapshot's name may end in these, one after the other.
 _SUFFIXES = (".pickle", ".pkl", ".snapshot", ".gz", ".xz", ".zst")
 
@@ -94,7 +97,7 @@ def library_folders() -> tuple[str, ...]:
                     found.append(folder)
         except OSError:
             continue
-    return tuple(found)
+    return tuple(found[:_MOST_FOLDERS])
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -209,10 +212,11 @@ def _tensors(plain: Iterable[Mapping[str, Any]]) -> TensorBlocks:
 
 
 def _libraries(plain: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Each frame of a file is compared with each of these: a long list is not ours."""
     first = next(iter(plain), {})
     process = first.get("process", first)
     listed = process.get("libraries") if isinstance(process, dict) else None
-    folders = listed if isinstance(listed, list) else ()
+    folders = listed[:_MOST_FOLDERS] if isinstance(listed, list) else ()
     return tuple(one for one in folders if isinstance(one, str) and one.strip("/"))
 
 

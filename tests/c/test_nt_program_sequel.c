@@ -77,6 +77,7 @@ sequel_check(nt_test *t, const nt_program *from, const nt_program_sequel *sequel
 {
     static const char letters[] = "MFLCEPQO";
     char found[256] = "";
+    const int events = (int)nt_timeline_event_count(from->timeline);
     size_t end = 0;
     nt_program *p = NULL;
     if (!NT_CHECK_OK(nt_program_go_on(alloc, from, sequel, &p, NULL), NULL)) {
@@ -84,10 +85,10 @@ sequel_check(nt_test *t, const nt_program *from, const nt_program_sequel *sequel
     }
     for (size_t i = 0; i < p->step_count && end + 24 < sizeof found; i++) {
         const nt_program_step *step = &p->steps[i];
-        if (step->event < EVENTS) {
+        const int round = (int)step->event - events;
+        if (round < 0) {
             continue;
         }
-        const int round = (int)step->event - EVENTS;
         const int mib = step->kind == NT_PROGRAM_MALLOC ? (int)(step->size / MIB) : 0;
         end += (size_t)snprintf(found + end, sizeof found - end, "%d%c%u/%d ", round,
                                 letters[step->kind], step->slot, mib);
@@ -131,6 +132,57 @@ NT_TEST(requests_stretch_and_grow)
                      "2M7/5 2M8/4 2F8/0 2F5/0 ");
     }
     sequel_close(&c);
+}
+
+/* A round that saves two blocks and works between; and one that has saved three when it
+ * runs out: it has one more to save, at the point that `from` is put to. */
+NT_TEST(a_longer_round_goes_on_with_copies_of_its_like)
+{
+    static const int32_t begins[] = {1, 13};
+    nt_trace trace;
+    nt_trace *r = &trace;
+    nt_trace_open(r, t, NULL);
+    nt_trace_event(r, NT_ACTION_SEGMENT_ALLOC, BASE, 20 * MIB);
+    const uint32_t save = nt_trace_stack(r, "save", 1, NULL);
+    const uint32_t work = nt_trace_stack(r, "work", 2, NULL);
+    const uint64_t third = BASE + 4 * MIB, space = BASE + 6 * MIB;
+    for (uint64_t i = 0; i < 2; i++) {
+        nt_trace_event_at(r, NT_ACTION_ALLOC, BASE + 2 * MIB * i, 2 * MIB, save);
+        nt_trace_event_at(r, NT_ACTION_ALLOC, space, 4 * MIB, work);
+        nt_trace_free(r, space, 4 * MIB);
+    }
+    nt_trace_free(r, BASE + 2 * MIB, 2 * MIB);
+    nt_trace_free(r, BASE, 2 * MIB);
+    for (uint64_t i = 0; i < 3; i++) {
+        nt_trace_event_at(r, NT_ACTION_ALLOC, BASE + 2 * MIB * i, 2 * MIB, save);
+        if (i < 2) {
+            nt_trace_event_at(r, NT_ACTION_ALLOC, space, 4 * MIB, work);
+            nt_trace_free(r, space, 4 * MIB);
+        }
+    }
+    nt_trace_event_at(r, NT_ACTION_OOM, 0, 4 * MIB, work);
+    nt_trace_segment(r, BASE, 20 * MIB, NT_POOL_LARGE, false);
+    nt_trace_block(r, BASE, 2 * MIB, 2 * MIB, NT_BLOCK_ACTIVE_ALLOCATED);
+    nt_trace_block(r, BASE + 2 * MIB, 2 * MIB, 2 * MIB, NT_BLOCK_ACTIVE_ALLOCATED);
+    nt_trace_block(r, third, 2 * MIB, 2 * MIB, NT_BLOCK_ACTIVE_ALLOCATED);
+    nt_trace_block(r, space, 14 * MIB, 0, NT_BLOCK_INACTIVE);
+    nt_program *program = NULL;
+    if (nt_trace_replay(r) &&
+        NT_CHECK_OK(nt_program_new(&r->alloc, r->timeline, &program, NULL), NULL)) {
+        const nt_program_sequel sequel = {
+            .failed = 22,
+            .begins = begins,
+            .begin_count = 2,
+            .like = 0,
+            .from = 2,
+        };
+        /* The request that failed is done with; the fourth is saved and worked on; then
+         * the fourth goes with what has no like, and the first as its like does. */
+        sequel_check(t, program, &sequel, &r->alloc,
+                     "0F3/0 0M4/2 0M5/4 0F5/0 0F1/0 0F2/0 0F4/0 0F0/0 ");
+    }
+    nt_program_free(program);
+    nt_trace_close(r);
 }
 
 NT_TEST(no_rest_is_the_request_alone)
@@ -259,6 +311,7 @@ NT_TEST(refused_memory_leaves_no_sequel)
 const nt_test_case nt_program_sequel_tests[] = {
     NT_CASE(the_rest_and_the_rounds_are_made_up),
     NT_CASE(requests_stretch_and_grow),
+    NT_CASE(a_longer_round_goes_on_with_copies_of_its_like),
     NT_CASE(no_rest_is_the_request_alone),
     NT_CASE(it_runs_until_a_request_fails),
     NT_CASE(senseless_sequels_are_refused),

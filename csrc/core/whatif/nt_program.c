@@ -1390,6 +1390,7 @@ typedef struct sequel_maker {
     nt_map counts;          /* round and stack -> requests */
     nt_map slots;           /* round and key -> slot of a block in use */
     nt_map rest;            /* key in the like of the failing round -> of its copy */
+    uint32_t failed;        /* key of the request that failed */
     uint64_t *names;        /* by key: stack and number */
     size_t key_count, key_capacity;
     sequel_block *of_slot; /* by slot of `from`: what is in it */
@@ -1449,8 +1450,8 @@ sequel_put_free(sequel_maker *m, const nt_program_step *step, uint32_t round,
     return program_add_step(m->p, &one, m->err);
 }
 
-/* The first request of a stack in the rest of the failing round's like, which goes up
- * to number `last`. */
+/* Of the failing round's like the first request of a stack that has a copy, where
+ * number `last` has one. */
 static uint32_t
 sequel_first_of_rest(const sequel_maker *m, uint32_t stack, uint32_t last)
 {
@@ -1465,31 +1466,45 @@ sequel_first_of_rest(const sequel_maker *m, uint32_t stack, uint32_t last)
     return first;
 }
 
-/* Where `like` was the last block of its stack in its round: frees what `round` made of
- * that stack and has no like. `copy` is the key of what stands for it in `round`. */
-static nt_status
-sequel_put_others(sequel_maker *m, const nt_program_step *step, sequel_block like,
-                  uint32_t round, uint32_t copy)
+/* Which requests of its stack a round made that have no like, where `like` is the last
+ * of that in its own round: from *first up to *end. `copy` stands for it in `round`. */
+static void
+sequel_others(const sequel_maker *m, sequel_block like, uint32_t copy, uint32_t round,
+              uint32_t *first, uint32_t *end)
 {
     const uint32_t stack = (uint32_t)(m->names[like.key] >> 32);
     const uint32_t number = (uint32_t)m->names[like.key];
-    uint32_t count = nt_map_find(&m->counts, sequel_pair(round, stack));
-    if (step->kind == NT_PROGRAM_FREE_LATER || count == NT_NONE ||
+    const uint32_t count = nt_map_find(&m->counts, sequel_pair(round, stack));
+    *first = *end = number + 1;
+    if (count == NT_NONE ||
         nt_map_find(&m->counts, sequel_pair(like.round, stack)) != number + 1) {
-        return NT_OK;
+        return;
     }
-    uint32_t first = number + 1;
+    *end = count;
     if (copy != like.key) {
-        first = sequel_first_of_rest(m, stack, number);
-        count = (uint32_t)m->names[copy] - (number - first);
+        *first = sequel_first_of_rest(m, stack, number);
+        *end = (uint32_t)m->names[copy] - (number - *first);
     }
+}
+
+/* Frees what stands for `like` in a round, and with the last of a stack what has none,
+ * in the order in which they were made. */
+static nt_status
+sequel_put_frees(sequel_maker *m, const nt_program_step *step, sequel_block like,
+                 uint32_t copy, uint32_t round)
+{
+    uint32_t first, end;
     nt_program_step one = *step;
     one.kind = NT_PROGRAM_FREE;
-    for (uint32_t i = first; i < count; i++) {
-        const uint32_t key = nt_map_find(&m->keys, sequel_pair(stack, i));
-        NT_TRY(sequel_put_free(m, &one, round, key));
+    sequel_others(m, like, copy, round, &first, &end);
+    if (copy == like.key) {
+        NT_TRY(sequel_put_free(m, step, round, copy));
     }
-    return NT_OK;
+    for (uint32_t i = first; i < end && step->kind != NT_PROGRAM_FREE_LATER; i++) {
+        const uint64_t name = sequel_pair((uint32_t)(m->names[copy] >> 32), i);
+        NT_TRY(sequel_put_free(m, &one, round, nt_map_find(&m->keys, name)));
+    }
+    return copy == like.key ? NT_OK : sequel_put_free(m, step, round, copy);
 }
 
 /* The round that an event is of; NT_NONE before the first. */
@@ -1550,8 +1565,8 @@ sequel_put_recorded(sequel_maker *m)
         if (step.kind == NT_PROGRAM_OOM && step.event == sequel->failed) {
             step.kind = NT_PROGRAM_MALLOC;
             step.slot = m->p->face.slot_count++;
-            uint32_t key;
-            return sequel_put_request(m, &step, round, m->stacks[step.event], &key);
+            return sequel_put_request(m, &step, round, m->stacks[step.event],
+                                      &m->failed);
         }
         NT_TRY(sequel_note(m, i, round));
         NT_TRY(program_add_step(m->p, &step, m->err));
@@ -1600,13 +1615,9 @@ sequel_copy(sequel_maker *m, size_t i, uint32_t like, uint32_t round, uint32_t r
         return round == failed ? nt_map_set(&m->rest, block.key, key, m->err) : NT_OK;
     }
     const uint32_t made = round - (like - block.round);
-    uint32_t key = block.key;
-    if (round == failed && made == failed) {
-        const uint32_t copy = nt_map_find(&m->rest, key);
-        key = copy == NT_NONE ? key : copy;
-    }
-    NT_TRY(sequel_put_free(m, &step, made, key));
-    return sequel_put_others(m, &step, block, made, key);
+    const uint32_t copy =
+        round == failed && made == failed ? nt_map_find(&m->rest, block.key) : NT_NONE;
+    return sequel_put_frees(m, &step, block, copy == NT_NONE ? block.key : copy, made);
 }
 
 /* Frees what the failing round made by stacks that its like has not. */
@@ -1631,6 +1642,14 @@ sequel_close_round(sequel_maker *m)
     return NT_OK;
 }
 
+/* The request that failed stands for that of its stack where its like stood. */
+static nt_status
+sequel_pair_failed(sequel_maker *m, uint32_t key)
+{
+    const bool alike = m->names[key] >> 32 == m->names[m->failed] >> 32;
+    return alike ? nt_map_set(&m->rest, key, m->failed, m->err) : NT_OK;
+}
+
 static nt_status
 sequel_put_made_up(sequel_maker *m)
 {
@@ -1641,8 +1660,11 @@ sequel_put_made_up(sequel_maker *m)
         return NT_OK;
     }
     for (size_t i = m->first[like]; i < m->first[like + 1]; i++) {
-        if (m->from->steps[i].event > sequel->from) {
+        const nt_program_step *step = &m->from->steps[i];
+        if (step->event > sequel->from) {
             NT_TRY(sequel_copy(m, i, like, ended, 0));
+        } else if (step->event == sequel->from && step->kind == NT_PROGRAM_MALLOC) {
+            NT_TRY(sequel_pair_failed(m, m->of_step[i].key));
         }
     }
     NT_TRY(sequel_close_round(m));

@@ -130,7 +130,8 @@ typedef struct nt_program_sequel {
     size_t begin_count;    /* 1 or more */
     size_t like; /* the round whose rest the failing one does: below begin_count - 1, or
                   * that for no rest */
-    int32_t from; /* the event of that round which stands where the request failed */
+    int32_t from; /* the event of that round which stands where the request failed:
+                   * of its stack, or of no request */
     const double *stretch; /* by event: how many times as much as there the failing
                             * round asks for in its rest; NULL: once */
     const uint8_t *stays; /* by event: 1 where a block of the failing round stays though
