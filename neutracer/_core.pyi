@@ -299,6 +299,7 @@ def alive_ways(
     names: tuple[str, ...],
     own: str,
     most: int,
+    foreign: tuple[str, ...],
     /,
 ) -> list[dict[str, Any]]: ...
 def held_bytes(

@@ -48,6 +48,7 @@ from neutracer.trace.stacks import (
     base_name,
     module_tables,
     origin_of,
+    owner_path,
     place_of,
 )
 from neutracer.trace.timeline import Timeline, unused_share
@@ -884,7 +885,7 @@ class _Callers:
 
 def _program_place(frame: Frame) -> Place | None:
     """A frame of the program or of a library; None for others."""
-    origin = origin_of(frame.file)
+    origin = origin_of(owner_path(frame))
     if frame.line <= 0 or origin.owner not in (Owner.OWN, Owner.LIBRARY):
         return None
     package = origin.package if origin.owner is Owner.LIBRARY else ""

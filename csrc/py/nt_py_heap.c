@@ -1094,12 +1094,20 @@ done:
     return status;
 }
 
+/* Where a way may begin: anywhere, and where it begins if it can. */
+typedef struct alive_roots {
+    nt_bitset all, own;
+} alive_roots;
+
 static nt_status
-alive_ask(const ph_join *join, const nt_graph *reversed, const nt_bitset *roots,
+alive_ask(const ph_join *join, const nt_graph *reversed, const alive_roots *roots,
           uint32_t node, uint32_t most, roots_alive *alive, nt_error *err)
 {
     NT_TRY(ph_way_make(join, &node, 1, false, alive->arena, &alive->target, err));
-    NT_TRY(alive_paths(join, reversed, node, roots, most, alive, err));
+    NT_TRY(alive_paths(join, reversed, node, &roots->own, most, alive, err));
+    if (alive->count == 0) {
+        NT_TRY(alive_paths(join, reversed, node, &roots->all, most, alive, err));
+    }
     ph_join_unexplained(join, node, &alive->python, &alive->native);
     alive->call = join->call_references;
     alive->referrers = reversed->first[node + 1] - reversed->first[node];
@@ -1107,15 +1115,44 @@ alive_ask(const ph_join *join, const nt_graph *reversed, const nt_bitset *roots,
                             : alive_loose(join, reversed, node, most, alive, err);
 }
 
+/* Whether a file's name has one of some texts in it. */
+static bool
+alive_is_foreign(const char *file, PyObject *foreign)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(foreign); i++) {
+        const char *part = PyUnicode_AsUTF8(PyTuple_GET_ITEM(foreign, i));
+        if (part == NULL) {
+            PyErr_Clear(); /* a lone surrogate: no file's name has it here */
+        } else if (strstr(file, part) != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static nt_status
+alive_mark_roots(const ph_join *join, PyObject *foreign, alive_roots *roots,
+                 nt_error *err)
+{
+    NT_TRY(ph_roots_mark(join, &roots->all, err));
+    NT_TRY(ph_roots_mark(join, &roots->own, err));
+    for (size_t i = 0; i < join->added_count; i++) {
+        if (alive_is_foreign(join->added[i].file, foreign)) {
+            nt_bitset_remove(&roots->own, join->walked + (uint32_t)i);
+        }
+    }
+    return NT_OK;
+}
+
 /* One after the other: walk, graph and roots are the same for all of them. */
 static nt_status
-alive_ask_each(const ph_join *join, PyObject *targets, uint32_t most,
+alive_ask_each(const ph_join *join, PyObject *targets, PyObject *foreign, uint32_t most,
                roots_alive *alive, nt_error *err)
 {
     nt_graph reversed = {.first = NULL};
-    nt_bitset roots = {.words = NULL};
+    alive_roots roots = {.all = {.words = NULL}, .own = {.words = NULL}};
     nt_status status;
-    NT_TRY_DONE(ph_roots_mark(join, &roots, err));
+    NT_TRY_DONE(alive_mark_roots(join, foreign, &roots, err));
     NT_TRY_DONE(nt_graph_reverse(&join->graph, &reversed, err));
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(targets); i++) {
         const uint32_t node = ph_heap_find(join->heap, PyList_GET_ITEM(targets, i));
@@ -1127,7 +1164,8 @@ alive_ask_each(const ph_join *join, PyObject *targets, uint32_t most,
     }
     status = NT_OK;
 done:
-    nt_bitset_clear(&roots);
+    nt_bitset_clear(&roots.all);
+    nt_bitset_clear(&roots.own);
     if (reversed.first != NULL) {
         nt_graph_clear(&reversed);
     }
@@ -1147,7 +1185,7 @@ alive_all_tracked(PyObject *targets)
 
 static nt_status
 roots_ask_alive(PyObject *targets, const roots_told *told, const char *own,
-                uint32_t most, roots_alive *alive, nt_error *err)
+                PyObject *foreign, uint32_t most, roots_alive *alive, nt_error *err)
 {
     ph_heap *heap = NULL;
     ph_join join = {.heap = NULL};
@@ -1158,7 +1196,7 @@ roots_ask_alive(PyObject *targets, const roots_told *told, const char *own,
     NT_TRY_DONE(told_join(told, &join, err));
     NT_TRY_DONE(ph_roots_add(&join, own, err));
     NT_TRY_DONE(ph_join_close(&join, err));
-    status = alive_ask_each(&join, targets, most, alive, err);
+    status = alive_ask_each(&join, targets, foreign, most, alive, err);
 done:
     ph_join_clear(&join);
     ph_heap_free(heap);
@@ -1186,21 +1224,24 @@ roots_alive_plain(const void *found, uint32_t at)
 }
 
 PyDoc_STRVAR(alive_ways_doc,
-             "alive_ways(targets, objects, kinds, links, names, own, most)\n--\n\n"
+             "alive_ways(targets, objects, kinds, links, names, own, most, foreign)\n"
+             "--\n\n"
              "For each object of the list `targets` the shortest ways to it from\n"
              "modules, threads and frames, by one walk; the list is passed over as a\n"
-             "holder.");
+             "holder. They begin in a frame of a file whose name has one of `foreign`\n"
+             "in it only where none begins elsewhere.");
 
 static PyObject *
 roots_py_alive_ways(PyObject *Py_UNUSED(module), PyObject *args)
 {
     roots_told told;
-    PyObject *targets;
+    PyObject *targets, *foreign;
     const char *own;
     unsigned most;
-    if (!PyArg_ParseTuple(args, "O!O!y*y*O!sI:alive_ways", &PyList_Type, &targets,
+    if (!PyArg_ParseTuple(args, "O!O!y*y*O!sIO!:alive_ways", &PyList_Type, &targets,
                           &PyList_Type, &told.objects, &told.kinds, &told.links,
-                          &PyTuple_Type, &told.names, &own, &most)) {
+                          &PyTuple_Type, &told.names, &own, &most, &PyTuple_Type,
+                          &foreign)) {
         return NULL;
     }
     nt_error err = {.offset = NT_NO_OFFSET};
@@ -1220,7 +1261,7 @@ roots_py_alive_ways(PyObject *Py_UNUSED(module), PyObject *args)
         alive[i] = (roots_alive){.arena = &arena};
     }
     NT_TRY_DONE(heap_learn(&err));
-    status = roots_ask_alive(targets, &told, own, most, alive, &err);
+    status = roots_ask_alive(targets, &told, own, foreign, most, alive, &err);
 done:
     told_clear(&told);
     if (status != NT_OK) {

@@ -98,7 +98,10 @@ class Found:
 
 
 def find_ways(
-    targets: list[Any], most: int, links: AutogradLinks | None = None
+    targets: list[Any],
+    most: int,
+    links: AutogradLinks | None = None,
+    foreign: tuple[str, ...] = (),
 ) -> list[Found | None]:
     """For each object the shortest ways to it, by one walk of the heap; None for an object to which
     nothing leads that the collector tracks.
@@ -108,6 +111,8 @@ def find_ways(
             as a way.
         most: The most ways to each.
         links: Autograd's references, where the caller has read them.
+        foreign: Parts of the names of files in whose running functions a way begins only where
+            none begins elsewhere.
 
     Raises:
         UnavailableError: A memory layout is unknown.
@@ -115,7 +120,7 @@ def find_ways(
     if links is None:
         links = read_autograd()
     found = core.alive_ways(
-        targets, links.objects, links.kinds, links.links, links.names, OWN_FILES, most
+        targets, links.objects, links.kinds, links.links, links.names, OWN_FILES, most, foreign
     )
     return [_found(one, links.unfollowed) if one["walked"] else None for one in found]
 

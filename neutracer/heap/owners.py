@@ -18,8 +18,9 @@ from neutracer.heap.autograd import read_autograd
 from neutracer.heap.objects import Edge, Node
 from neutracer.heap.watch import prepare_heap
 from neutracer.render.document import Place
+from neutracer.trace.beside import library_folders
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.stacks import Owner, base_name, origin_here
+from neutracer.trace.stacks import base_name
 from neutracer.trace.timeline import Timeline
 
 #: The address and the size of a block of memory.
@@ -225,9 +226,12 @@ def _with_arrows(names: Sequence[_Name]) -> str:
 _MOST_BLOCKS = 16
 _MOST_TENSORS = 2
 
-# Ways to each tensor of which the one that says most is shown: a call into a library has a frame
-# in each of its layers.
-_MOST_WAYS = 16
+# Ways to each tensor of which the one that says most is shown.
+_MOST_WAYS = 2
+
+# Parts of the names of libraries' files, besides `library_folders`: for what a library's function
+# works on the program has a name.
+_FOREIGN = ("/site-packages/", "/dist-packages/", "/lib/python3.")
 
 # A second holder is said where it has so much of a line's blocks.
 _SECOND_SHARE = 0.25
@@ -263,7 +267,8 @@ def holders_of(lines: Mapping[str, Sequence[Block]]) -> dict[str, str]:
         links = read_autograd()
         wanted = {line: _sample(blocks) for line, blocks in lines.items()}
         targets, owners = tensors_in(links.objects, wanted)
-        found = find_ways(targets, _MOST_WAYS, links)
+        foreign = (*_FOREIGN, *(f"{folder}/" for folder in library_folders()))
+        found = find_ways(targets, _MOST_WAYS, links, foreign)
     except UnavailableError:
         return {}
     targets.clear()
@@ -326,7 +331,7 @@ def _of_block(tensors: Sequence[Found | None], nothing: str) -> tuple[tuple[_Nam
     """The names that lead to a block's tensors, or why there are none."""
     ways = [way for one in tensors if one is not None and not one.loose for way in one.ways]
     if ways:
-        best = min(ways, key=lambda way: (_is_passing(way), _is_foreign(way), len(way.edges)))
+        best = min(ways, key=lambda way: (_is_passing(way), len(way.edges)))
         return _joined(best), ""
     known = [one for one in tensors if one is not None]
     if not known:
@@ -397,14 +402,6 @@ def held_at_end(snap: Snapshot) -> dict[int, dict[str, str]]:
         if by_line:
             found[device] = by_line
     return found
-
-
-def _is_foreign(way: Way) -> bool:
-    """Whether it begins in a running function of a library, whose caller has a name for it too."""
-    root = way.nodes[0]
-    if not root.label.startswith(_ROOT) or root.place is None:
-        return False
-    return origin_here(root.place.filename).owner is not Owner.OWN
 
 
 def _is_passing(way: Way) -> bool:

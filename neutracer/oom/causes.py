@@ -28,6 +28,7 @@ from neutracer.trace.stacks import (
     grouped,
     is_own,
     origin_of,
+    owner_path,
     place_of,
 )
 from neutracer.trace.timeline import Timeline
@@ -999,7 +1000,7 @@ def repeats_of(case: Case) -> Repeats | None:
     frames = case.snap.stacks[stack]
     own = [number for number, frame in enumerate(frames) if is_own(frame)]
     between = frames[own[0] : own[1]] if len(own) > 1 else ()
-    in_library = any(origin_of(frame.file).owner is Owner.LIBRARY for frame in between)
+    in_library = any(origin_of(owner_path(frame)).owner is Owner.LIBRARY for frame in between)
     return Repeats(place_of(frames), callers_of(frames), times, in_library)
 
 
@@ -1333,7 +1334,7 @@ _SIGNATURES = (
 def _signature(stack: Sequence[Frame]) -> str:
     """What to change for a stack of a library that has a signature; "" for others."""
     for frame in stack:
-        path = "/" + frame.file.replace("\\", "/")
+        path = "/" + owner_path(frame).replace("\\", "/")
         for part, name, advice in _SIGNATURES:
             if part in path and name in frame.name:
                 return advice
@@ -1446,7 +1447,8 @@ class _Twice:
 
 
 def _held_twice(case: Case) -> _Twice | None:
-    """The line that made the first copy of what a program that only loads holds twice."""
+    """The line that made the first copy of what a program that only loads holds twice: no output of
+    a module, which may well be as large as its input."""
     timeline = case.timeline
     if (
         timeline is None
@@ -1460,12 +1462,13 @@ def _held_twice(case: Case) -> _Twice | None:
         if of_row[row] != NONE:
             sizes.setdefault(of_row[row], Counter())[size[row]] += 1
     best: _Twice | None = None
-    stacks = list(sizes)[:_MOST_STACKS]
+    frames = case.snap.stacks
+    stacks = [stack for stack in sizes if role_of(frames[stack]) is not Role.MODULE][:_MOST_STACKS]
     for number, one in enumerate(stacks):
         for other in stacks[number + 1 :]:
             both = sum(size * count for size, count in (sizes[one] & sizes[other]).items())
             if both >= _TWICE_SHARE * case.room.allocated and (best is None or both > best.bytes):
-                best = _Twice(place_of(case.snap.stacks[one]), both)
+                best = _Twice(place_of(frames[one]), both)
     return best
 
 

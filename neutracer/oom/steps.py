@@ -677,7 +677,12 @@ def demand_of(timeline: Timeline, rounds: Rounds | None, failure: Failure) -> De
         # In its first step a program makes what stays: gradients, the optimizer's state.
         del needs[0]
     so_far = max(live[failure.event] + failure.size - floors[-1], 0)
-    ratios = _ratios(timeline, begins, floors, failure, so_far)
+    numbers = range(max(len(begins) - 1 - _COMPARED, 0), len(begins) - 1)
+    found = {at: same_point(timeline, begins, failure.event, at) for at in numbers}
+    points = {at: point for at, point in found.items() if point is not None}
+    # How many times as much the failing step had taken as each of these had at the same point.
+    taken = {at: live[point.last] - floors[at] for at, point in points.items()}
+    ratios = [max(so_far / taken[at], points[at].outruns) for at in points if taken[at] > 0]
     scale = sorted(ratios)[len(ratios) // 2] if ratios else 0.0
     recent = sorted(needs[-_COMPARED:])
     expected = int(scale * recent[len(recent) // 2]) if scale else recent[len(recent) // 2]
@@ -691,28 +696,6 @@ def demand_of(timeline: Timeline, rounds: Rounds | None, failure: Failure) -> De
         unit=rounds.unit,
         rise=(needs[-1] - needs[0]) // (len(needs) - 1) if rises(needs) else 0,
     )
-
-
-def _ratios(
-    timeline: Timeline,
-    begins: Sequence[int],
-    floors: Sequence[int],
-    failure: Failure,
-    so_far: int,
-) -> list[float]:
-    """How many times as much the failing step had taken as each of those before it had at
-    the same point; empty where they do other things there."""
-    event = failure.event or 0
-    ratios = []
-    for number in range(max(len(begins) - 1 - _COMPARED, 0), len(begins) - 1):
-        point = same_point(timeline, begins, event, number)
-        taken = 0 if point is None else timeline.allocated[point.event] - floors[number]
-        if point is not None and point.outruns:
-            taken = timeline.allocated[point.last] - floors[number]
-            ratios.append(max(so_far / max(taken, 1), point.outruns))
-        elif taken > 0:
-            ratios.append(so_far / taken)
-    return ratios
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from neutracer._native import core
 from neutracer.oom.case import Case
 from neutracer.oom.facts import Budget
-from neutracer.oom.steps import rises, same_point
+from neutracer.oom.steps import Point, rises, same_point
 from neutracer.render.report import PlainRow
 from neutracer.trace.beside import DeviceRoom
 from neutracer.trace.roles import CATEGORIES, Role
@@ -242,16 +242,16 @@ class Trials:
         ended = len(begins) - 1
         length = max((begins[-1] - begins[0]) // ended, 1)
         more = min(max(_ROUNDS, ended), max(_MOST_EVENTS // length, 1))
-        return begins, like[0], like[1], more
+        return begins, like[0], like[1].event, more
 
     @cached_property
-    def _like(self) -> tuple[int, int, float] | None:
-        """The round before whose rest the failing one has before it, the event at which it stood
+    def _like(self) -> tuple[int, Point, float] | None:
+        """The round before whose rest the failing one has before it, the point at which it stood
         there, and how many times as large its requests were by then.
 
-        Of those that it is compared with the one whose requests are nearest in size and not
-        smaller; else the one that is nearest. The first round, which makes what stays, only where
-        there is no other.
+        Of those that it is compared with, and of those that it does not outrun if there are such,
+        the one whose requests are nearest in size and not smaller; else the one that is nearest.
+        The first round, which makes what stays, only where there is no other.
         """
         case, rounds = self._case, self._case.rounds
         if rounds is None or case.timeline is None:
@@ -262,11 +262,13 @@ class Trials:
             point = same_point(case.timeline, begins, self._event, number)
             if point is not None:
                 ratio = self._ratio(begins[number], point.last)
-                found.append((number, point.event, ratio))
+                found.append((number, point, ratio))
         if len(found) > 1 and found[0][0] == 0:
             del found[0]
         # A round with larger requests needs no stretching.
-        return min(found, key=lambda one: (max(one[2] - 1, 0), -one[0]), default=None)
+        return min(
+            found, key=lambda one: (one[1].outruns, max(one[2] - 1, 0), -one[0]), default=None
+        )
 
     def _pairs(self, begin: int, at: int) -> list[tuple[int, int]]:
         """The sizes of the n-th request of a stack in another round, from its beginning to an
@@ -309,19 +311,24 @@ class Trials:
     def _stretch(self) -> array[float] | None:
         """By event, how much larger the rest of the failing round is than its like: each request
         as much as what that had requested of the nearest size by then, as a gradient has the size
-        of what it is of."""
+        of what it is of; behind a loop that is longer than there, as many times as that is."""
         like, timeline, rounds = self._like, self._case.timeline, self._case.rounds
-        if like is None or timeline is None or rounds is None or like[2] <= 1:
+        if like is None or timeline is None or rounds is None:
             return None
-        number, at, ratio = like
-        larger = {a: b / max(a, 1) for a, b in self._pairs(rounds.begins[number], at)}
+        number, point, ratio = like
+        if max(ratio, point.outruns) <= 1:
+            return None
+        pairs = self._pairs(rounds.begins[number], point.last) if ratio > 1 else []
+        larger = {a: b / max(a, 1) for a, b in pairs}
         known = sorted(larger)
         stretch, wanted = array("d", bytes(8)) * len(timeline), _codes(_SCALED)
         made, sizes = (timeline.allocations.codes(name) for name in ("alloc_event", "size"))
         codes = timeline.categories.codes
-        for row in range(bisect_right(made, at), bisect_left(made, rounds.begins[number + 1])):
-            scales = codes[row] in wanted
-            stretch[made[row]] = larger.get(_nearest(known, sizes[row]), ratio) if scales else 1.0
+        first, end = bisect_right(made, point.event), bisect_left(made, rounds.begins[number + 1])
+        for row in range(first, end):
+            longer = point.outruns if made[row] > point.last else 1.0
+            times = larger.get(_nearest(known, sizes[row]), max(ratio, 1.0)) * max(longer, 1.0)
+            stretch[made[row]] = times if codes[row] in wanted else 1.0
         return stretch
 
     @cached_property

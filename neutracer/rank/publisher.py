@@ -35,7 +35,7 @@ from neutracer.recording.sidecar import (
 )
 from neutracer.trace.events import device_name
 from neutracer.trace.snapshot import Snapshot, load
-from neutracer.trace.stacks import Frame, Owner, origin_of, place_of
+from neutracer.trace.stacks import Frame, Owner, origin_of, owner_path, place_of
 from neutracer.units import format_count
 
 # ---- Main thread -------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class _MainThread:
         """Whether PyTorch owns the innermost frame: the thread waits in a collective or for the
         device."""
         frames = self._position[0]
-        return bool(frames) and origin_of(frames[0].file).owner is Owner.TORCH
+        return bool(frames) and origin_of(owner_path(frames[0])).owner is Owner.TORCH
 
     @property
     def seconds(self) -> float:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from neutracer._native import core
 from neutracer.trace.beside import TENSOR_CATEGORIES
-from neutracer.trace.stacks import NONE, Frame, Owner, Stacks, origin_of
+from neutracer.trace.stacks import NONE, Frame, Owner, Stacks, origin_of, owner_path
 from neutracer.trace.table import Table
 
 # ---- Roles -------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def role_of(stack: Sequence[Frame]) -> Role:
         >>> role_of([Frame("/site/torch/optim/adam.py", 178, "_init_group")]).name
         'STATE'
     """
-    return Role(core.role_of(array("H", [_says(frame.file, frame.name) for frame in stack])))
+    return Role(core.role_of(array("H", [_says(owner_path(frame), frame.name) for frame in stack])))
 
 
 class Passes(NamedTuple):
@@ -252,7 +252,7 @@ def passes_and_rules(
 ) -> tuple[Passes, bytes]:
     """The passes of a trace, and the rule code of each allocation; `stack` and `allocates` are
     those of `Passes`."""
-    said = array("H", [_says(frame.file, frame.name) for frame in frames])
+    said = array("H", [_says(owner_path(frame), frame.name) for frame in frames])
     role, backward, forward, rules = core.passes(timeline, said)
     ends = memoryview(backward).cast("i").tolist()
     spans = list(zip(ends[::2], ends[1::2], strict=True))

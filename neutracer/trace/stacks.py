@@ -39,11 +39,6 @@ class Frame(NamedTuple):
     line: int
     name: str
 
-    @property
-    def file(self) -> str:
-        """The file's name as its owner is told by: see `InstalledFrame`."""
-        return self.filename
-
     def to_dict(self) -> dict[str, str | int]:
         """The frame as a dict with PyTorch's own keys."""
         return self._asdict()
@@ -54,11 +49,6 @@ class InstalledFrame(Frame):
     of `pip install --target`."""
 
     as_installed: str
-
-    @property
-    def file(self) -> str:
-        """The file's name as if in site-packages."""
-        return self.as_installed
 
 
 class GeneratedFrame(Frame):
@@ -105,6 +95,11 @@ def _frames(
             vars(frame).update({key: strings[text] for key, text in texts if text != NONE})
         found.append(frame)
     return found
+
+
+def owner_path(frame: Frame) -> str:
+    """The name of a frame's file for `origin_of`: an installed one as if in site-packages."""
+    return frame.as_installed if isinstance(frame, InstalledFrame) else frame.filename
 
 
 def as_installed(filename: str, libraries: Sequence[str]) -> str:
@@ -464,7 +459,7 @@ def _place(summary: _Summary) -> Place:
 def _summary(stack: Sequence[Frame]) -> _Summary:
     summary = _NOTHING
     for frame in reversed(stack):
-        summary = _further_in(summary, frame, origin_of(frame.file))
+        summary = _further_in(summary, frame, origin_of(owner_path(frame)))
     return summary
 
 
@@ -505,7 +500,7 @@ def callers_of(stack: Sequence[Frame], limit: int = 2) -> tuple[Place, ...]:
 
 def is_own(frame: Frame) -> bool:
     """Whether a frame is the program's own."""
-    return frame.line > 0 and origin_of(frame.file).owner is Owner.OWN
+    return frame.line > 0 and origin_of(owner_path(frame)).owner is Owner.OWN
 
 
 # Summaries that are kept: a file can have a stack for every few bytes.
@@ -539,7 +534,7 @@ class Places:
         summary = self._summaries[at]
         for node in reversed(path):
             frame = self._stacks.innermost(node)
-            summary = _further_in(summary, frame, origin_of(frame.file))
+            summary = _further_in(summary, frame, origin_of(owner_path(frame)))
             if len(self._summaries) < _MOST_SUMMARIES:
                 self._summaries[node] = summary
         return summary

@@ -236,6 +236,29 @@ def test_name_that_lives_on_comes_before_a_variable(monkeypatch: pytest.MonkeyPa
     assert run(monkeypatch, text)["use"](holders_of) == {"line": 'cache["k"]'}
 
 
+def test_name_of_the_program_comes_before_a_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's functions run while it asks, and hold the cache by fewer references."""
+    library: dict[str, Any] = {}
+    text = """
+    class Cache:
+        def __init__(self): self.layers = []
+        def update(self, ask): return attend(self.layers, ask)
+    def attend(layers, ask): return ask()
+    """
+    exec(compile(textwrap.dedent(text), "/x/site-packages/lib/cache.py", "exec"), library)
+    text = """
+    class Service:
+        def __init__(self, cache): self.prefix = cache
+        def generate(self, ask):
+            self.prefix.layers.append([zeros()])
+            return self.prefix.update(lambda: ask({"line": blocks}))
+    """
+    service = run(monkeypatch, text)["Service"](library["Cache"]())
+    found = service.generate(holders_of)["line"]
+    assert found.startswith("frame Service.generate (program.py:")
+    assert found.endswith(") → self → .prefix.layers")
+
+
 def test_garbage_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.disable()
     try:

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
+import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,6 +166,48 @@ def part_loss(one: Any, rows: int) -> Any:
     return one(batch(rows)).square().mean()
 
 
+def longer_horizons() -> None:
+    """What is aimed at is simulated first, as long as the prediction will be."""
+    one = model()
+    optimizer = torch.optim.SGD(one.parameters(), lr=1e-3)
+    for horizon in (*[4] * 8, 16):
+        state = batch(8192)
+        with torch.no_grad():
+            aims = [state.sin() for _ in range(horizon)]
+        states = unrolled(one, state, horizon)
+        sum((a - b).square().mean() for a, b in zip(states, aims, strict=True)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def unrolled(one: Any, state: Any, horizon: int) -> list[Any]:
+    states = []
+    for _ in range(horizon):
+        state = one(state)
+        states.append(state)
+    return states
+
+
+def fitted_by_lbfgs() -> None:
+    image = torch.nn.Parameter(batch(2048))
+    optimizer = torch.optim.LBFGS([image], max_iter=40)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = image.sin().square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def one_wide_layer() -> Any:
+    """The layer's output is as large as what comes in, and no copy of it."""
+    inputs = batch(8192)
+    wide = torch.nn.Linear(512, 512).cuda()
+    return wide(inputs), wide(inputs)
+
+
 def ran_out(program: Callable[[], None], mib: int) -> neutracer.reports.Verdict:
     snap = neutracer.rehearse(program, steps=1, capacity=f"{mib}MiB")
     return neutracer.explain(snap, facts=CLEAN).verdicts[0]
@@ -199,3 +245,108 @@ def test_first_verdict_has_the_remedy_of_its_cause(
     advice = " ".join(note.text for note in first.advice)
     assert said in advice
     assert ("create_graph" in advice) == ("create_graph" in said)
+
+
+def fraction_run(program: Callable[[], None], share: float, mib: int) -> int:
+    """The bytes that it needs of a device with a share of each batch."""
+    whole = batch
+    try:
+        globals()["batch"] = lambda rows, width=512: whole(int(rows * share), width)
+        snap = neutracer.rehearse(program, steps=9, capacity=f"{mib}MiB")
+    finally:
+        globals()["batch"] = whole
+    assert snap.rehearsed is not None
+    return snap.rehearsed.needed_bytes
+
+
+@pytest.mark.parametrize("mib", [900, 1000])
+def test_step_longer_than_all_before_is_judged_by_its_length(mib: int) -> None:
+    snap = neutracer.rehearse(longer_horizons, steps=9, capacity=f"{mib}MiB")
+    report = neutracer.explain(snap, facts=CLEAN)
+    first = report.verdicts[0]
+    # Its loop is four times as long; when it fails it has run more of it than any step did.
+    times = re.search(r"([\d.]+) times the largest before it", first.message)
+    assert times is not None, first.message
+    assert float(times[1]) >= 4
+    share = max(trial for trial in shares(report))
+    assert fraction_run(longer_horizons, share, mib) <= mib << 20
+    assert not any(one.passes for one in report.trials if one.cost == "setting")
+
+
+def shares(report: neutracer.reports.ExplainReport) -> list[float]:
+    passing = [one.change for one in report.trials if one.passes and one.cost == "batch"]
+    return [float(text.split(" %")[0]) / 100 for text in passing if text[0].isdigit()]
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor:UserWarning")
+def test_history_of_lbfgs_is_named() -> None:
+    first = ran_out(fitted_by_lbfgs, 60)
+    assert "pass history_size=" in first.advice[0].text
+    assert first.remedy is not None
+    assert first.remedy.action == "configure"
+
+
+def test_output_of_a_module_is_no_copy_of_its_input() -> None:
+    first = ran_out(one_wide_layer, 40)
+    assert not any("twice" in note.text for note in first.evidence)
+
+
+LIBRARY = """
+class Metric:
+    def __init__(self): self.kept = []
+    def update(self, loss): self.kept.append(loss.detach().expand(1 << 20).clone())
+    def wrapped_func(self, loss): self.update(loss)
+
+def integrate(forward, state, times):
+    for _ in range(times): state = forward(state)
+    return state
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An installed package whose metric keeps what it gets, and which integrates."""
+    path = tmp_path / "site-packages" / "torchmetrics" / "metric.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(LIBRARY)
+    monkeypatch.syspath_prepend(str(path.parent))
+    monkeypatch.delitem(sys.modules, "metric", raising=False)
+    yield importlib.import_module("metric")
+    sys.modules.pop("metric", None)
+
+
+def test_metric_that_is_never_reset_is_named(library: Any) -> None:
+    def program() -> None:
+        one, metric = model(), library.Metric()
+        optimizer = torch.optim.SGD(one.parameters(), lr=1e-3)
+        for _ in range(80):
+            loss = part_loss(one, 1024)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            metric.wrapped_func(loss)
+
+    first = ran_out(program, 160)
+    assert first.kind == "leak"
+    assert "call reset() on the metric" in first.advice[0].text
+
+
+def test_loop_of_a_library_is_not_to_be_cut_by_the_program(library: Any) -> None:
+    one: list[Any] = []
+
+    def forward(state: Any) -> Any:
+        return one[0](state)
+
+    def program() -> None:
+        one.append(model())
+        optimizer = torch.optim.SGD(one[0].parameters(), lr=1e-3)
+        for times in (*[4] * 8, 40):
+            library.integrate(forward, batch(1024), times).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    first = ran_out(program, 150)
+    assert first.kind == "capacity"
+    assert "smaller" in first.advice[0].text
+    assert not any("not on the sum" in note.text for note in first.advice)
+    assert any("times as often" in note.text for note in first.evidence)

@@ -11,6 +11,7 @@ import pytest
 from places import TESTS
 
 import neutracer
+from neutracer.trace.beside import beside_file
 from neutracer.trace.stacks import NONE, UNKNOWN_PLACE, Frame, Owner, Places, origin_of, place_of
 
 SITE = "/env/lib/python3.12/site-packages"
@@ -168,6 +169,12 @@ def test_installed_folder_is_told_beside_the_file(tmp_path: Path) -> None:
         place = place_of(one.blocks[0].stack)
         assert str(place) == "forward (timm mlp.py:7, from train.py:7)"
         assert [frame.filename for frame in one.blocks[0].stack] == [file for file, _ in frames]
+
+
+def test_long_list_of_folders_is_cut(tmp_path: Path) -> None:
+    facts = {"schema": "neutracer.sidecar/1", "libraries": [f"/lib/{n}" for n in range(100_000)]}
+    (tmp_path / "one.pickle.json").write_text(json.dumps(facts))
+    assert len(beside_file(str(tmp_path / "one.pickle")).libraries) < 100
 
 
 def test_holders_with_names_can_be_sent() -> None:
