@@ -1003,6 +1003,12 @@ class OverviewReport(Report):
         return "Rehearsed, not recorded" if self.rehearsed else "PyTorch snapshot"
 
 
+def led_by(finding: Finding, report: OverviewReport) -> OverviewReport:
+    """A report with a finding before all of its own, the caveats of its file included."""
+    found, flaws = (finding, *report.findings), (finding, *report._flaws)
+    return replace(report, findings=found, _flaws=flaws)
+
+
 def report(
     source: Snapshot | SnapshotSource | None = None, *, device: int | None = None
 ) -> OverviewReport:

@@ -23,8 +23,7 @@ from neutracer.cli.parts import (
     program_of,
 )
 from neutracer.errors import NeutracerError
-from neutracer.overview import OverviewReport, overview
-from neutracer.question import first_findings
+from neutracer.overview import OverviewReport, led_by, overview
 from neutracer.rehearsal.cards import ENDLESS
 from neutracer.rehearsal.rehearse import capacity_of, rehearse_program, search
 from neutracer.render.document import Note, Severity
@@ -156,14 +155,13 @@ def _finish(run: Any, options: argparse.Namespace, finding: Finding | None) -> i
             return complain_of(options.output, error)
         report: OverviewReport = overview(snap, options.output)
         if finding is not None:
-            # What is to be known of the file comes first.
-            first = len(first_findings(snap))
-            found = (*report.findings[:first], finding, *report.findings[first:])
-            report = replace(report, findings=found)
+            report = led_by(finding, report)
         more = []
         if options.savings:
             ranks = options.world_size if options.world_size > 1 else 8
-            more.append(savings(run.snapshot(whole=True) if ran_out else snap, ranks=ranks))
+            saved = savings(run.snapshot(whole=True) if ran_out else snap, ranks=ranks)
+            # The report has the caveats of the rehearsal.
+            more.append(replace(saved, findings=()))
         # Its assumptions are what a prediction rests on.
         options.budget = math.inf if options.budget is None else options.budget
         print_report(report, options, sys.stdout, *more)

@@ -62,8 +62,8 @@ def test_command_finds_the_largest_batch_and_what_would_save(
     words = ["rehearse", *options, "--capacity", "240MiB", "-o", output, str(script)]
     assert main(words) == 0
     said, savings = json.loads(capfd.readouterr().out)["reports"]
-    assert [one["kind"] for one in said["findings"][:2]] == ["rehearsed", "largest_batch"]
-    found = said["findings"][1]
+    assert [one["kind"] for one in said["findings"][:2]] == ["largest_batch", "rehearsed"]
+    found = said["findings"][0]
     assert found["message"].startswith("the largest batch that fits in 240 MiB is ")
     assert neutracer.load(output).rehearsed.fits("240MiB")
     assert savings["schema"] == "neutracer.savings/1"
