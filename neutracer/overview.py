@@ -491,8 +491,9 @@ def oddities(
     if snap.host is not None:
         odd.append(("pinned", _of_host(snap.host)))
     for device, fragmentation in devices.items():
-        odd.extend(_of_history(snap, device))
-        odd.extend(_of_pools(fragmentation))
+        of = f" of {name_of(fragmentation.device)}" if len(devices) > 1 else ""
+        remarks = (*_of_history(snap, device), *_of_pools(fragmentation))
+        odd.extend((name + of, remark) for name, remark in remarks)
     return tuple(odd)
 
 
@@ -701,6 +702,14 @@ def not_looked_at(snap: Snapshot, device: int, no_growth: str) -> dict[str, str]
     if has_device and (room is None or room.other_bytes is None):
         found["non_torch"] = "no JSON beside the file has the device's figures"
     return found
+
+
+def _why_unseen(devices: Mapping[str, list[str]], count: int) -> str:
+    """Why a kind was not looked at, from the devices of each reason, of `count` in all."""
+    return " and ".join(
+        why if len(names) == count else f"on {', '.join(names)} {why}"
+        for why, names in devices.items()
+    )
 
 
 def _not_looked_at_text(kinds: Mapping[str, str]) -> str:
@@ -976,6 +985,8 @@ class OverviewReport(Report):
             blocks.append(KeyValues("Also", self._odd))
         unseen = _not_looked_at_text(self.not_looked_at)
         healthy = f"Nothing wrong found; not looked at: {unseen}."
+        if not self.devices:
+            healthy = "There is nothing to look at: no device has segments or events."
         title = self.file or "this process"
         return Document(title, self._facts(), tuple(blocks), healthy=healthy)
 
@@ -1060,7 +1071,7 @@ def overview(
     chosen = snap.devices if device is None else (snap.device(device),)
     entries = [_entry(snap, number) for number in chosen]
     findings: list[Finding] = []
-    unseen: dict[str, str] = {}
+    unseen: dict[str, dict[str, list[str]]] = {}
     by_device, billed = [], []
     # Follow-up commands on a file are about its devices, not the host's pinned memory.
     name = "" if snap.is_pinned else file
@@ -1072,7 +1083,7 @@ def overview(
         billed.append(entry if bill is None else replace(entry, bill=bill[0], bill_event=bill[1]))
         where = f"{named_device(entry)}: " if len(entries) > 1 else ""
         for kind, why in not_looked_at(snap, entry.device, no_growth).items():
-            unseen.setdefault(kind, why)
+            unseen.setdefault(kind, {}).setdefault(why, []).append(named_device(entry))
         findings += [replace(one, message=where + one.message) for one in found]
         own = (*first_findings(snap, device=entry.device), *ranked(found))
         by_device.append((entry.device, own))
@@ -1088,7 +1099,7 @@ def overview(
         rehearsed=snap.rehearsed is not None,
         window=str(snap.window or ""),
         is_host=snap.is_pinned,
-        not_looked_at=unseen,
+        not_looked_at={kind: _why_unseen(whys, len(entries)) for kind, whys in unseen.items()},
         findings=(*first, *ranked(findings)),
         _odd=oddities(snap, {entry.device: entry.fragmentation for entry in devices}),
         _flaws=first,

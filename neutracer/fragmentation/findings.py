@@ -49,6 +49,8 @@ def band(ratio: float) -> str:
 # Fewer unused bytes are severity `info`, and so is a smaller share of the room of the process.
 _SMALL = 64 << 20
 _MATTERS = 0.05
+# A device whose size is not known is as large as the smallest that PyTorch runs on.
+_LEAST_DEVICE = 2 << 30
 
 
 def severity_of(ratio: float, nbytes: int, room: int) -> Severity:
@@ -71,8 +73,8 @@ def severity_of(ratio: float, nbytes: int, room: int) -> Severity:
 
 def room_of(snap: Snapshot, device: int) -> tuple[int, bool]:
     """The bytes that the process may have of a device: its limit, else the device, else the most
-    that it reserved; and whether it never ran short of them: nothing failed, and no cache was
-    released to find room, where the limit or the device is known."""
+    that it reserved or 2 GiB; and whether it never ran short of them: nothing failed, and no
+    cache was released to find room, where the limit or the device is known."""
     facts = facts_of(snap.beside) or OomFacts()
     if facts.device not in (None, device):
         facts = OomFacts()
@@ -80,7 +82,8 @@ def room_of(snap: Snapshot, device: int) -> tuple[int, bool]:
     known = facts.limit_bytes or facts.device_total_bytes
     timeline = snap.timeline(device)
     is_short = timeline.facts["retries"] or timeline.facts["oom_count"]
-    return known or timeline.peak("reserved").bytes, bool(known) and not is_short
+    least = max(timeline.peak("reserved").bytes, _LEAST_DEVICE)
+    return known or least, bool(known) and not is_short
 
 
 @dataclass(frozen=True, slots=True)

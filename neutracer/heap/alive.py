@@ -358,8 +358,9 @@ def _names_in_dicts(target: list[Any]) -> list[tuple[str, ...]]:
     found = []
     for referrer in gc.get_referrers(target[0]):
         if type(referrer) is dict:
-            names = [key for key, value in list(referrer.items()) if value is target[0]]
-            if len(names) > 1 and all(isinstance(name, str) for name in names):
+            names = [key for key, value in referrer.copy().items() if value is target[0]]
+            # The methods of other keys are the program's code.
+            if len(names) > 1 and all(type(name) is str for name in names):
                 found.append(tuple(names))
     return found
 

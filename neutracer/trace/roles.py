@@ -45,7 +45,7 @@ class Role(IntEnum):
 
 
 # More that a frame says, as the core has it.
-_TORCH, _OUTSIDE, _REVERSE, _APPLIES, _ALGORITHM = (1 << bit for bit in range(4, 9))
+_TORCH, _OUTSIDE, _REVERSE, _APPLIES, _ALGORITHM, _INIT = (1 << bit for bit in range(4, 10))
 
 #: These bits by name.
 FRAME_BITS: Mapping[str, int] = {
@@ -54,6 +54,7 @@ FRAME_BITS: Mapping[str, int] = {
     "REVERSE": _REVERSE,
     "APPLIES": _APPLIES,
     "ALGORITHM": _ALGORITHM,
+    "INIT": _INIT,
 }
 
 # Functions of torch/nn/modules/module.py that give a module its tensors.
@@ -74,6 +75,7 @@ _WORKSPACE = re.compile(
     r"at::cuda::(?:\(anonymous namespace\)::)?\w*Workspace"
     r"|at::native::.*(?:CUDABlas\w*|cublas\w*|cudnn)\w*Workspace"
 )
+_COMPREHENSION = re.compile(r"<(?:listcomp|setcomp|dictcomp|genexpr)>")
 _REDUCER = ("c10d::Reducer::", "c10d::_Reducer")
 
 # Libraries' own loaders of parameters, by package and file: "" is any file.
@@ -114,8 +116,10 @@ def _says(filename: str, name: str) -> int:
 
 
 def _bits_outside(owner: Owner, name: str) -> int:
-    outside = _OUTSIDE * (owner in (Owner.OWN, Owner.LIBRARY))
-    return outside | _REVERSE * (name == "backward")
+    # A comprehension is its function's.
+    outside = owner in (Owner.OWN, Owner.LIBRARY) and not _COMPREHENSION.match(name)
+    said = _OUTSIDE * outside | _INIT * (name == "__init__")
+    return said | _REVERSE * (name == "backward")
 
 
 def _role_outside(path: str, name: str) -> Role:
@@ -171,6 +175,7 @@ ROLE_RULES: Mapping[str, object] = {
     "engine": _ENGINE,
     "workspace": _WORKSPACE,
     "reducer": _REDUCER,
+    "comprehension": _COMPREHENSION,
     "loaders": _LOADERS,
     "loading": _LOADING,
     "caches": _CACHES,
@@ -315,7 +320,8 @@ RULES: Mapping[str, tuple[str, str]] = {
     ),
     "before-module": (
         "input",
-        "Made by the program before the first module's call of a pass, and alive when that began.",
+        "Made by the program, but not in an __init__, before the first module's call of a pass, "
+        "and alive when that began.",
     ),
     "freed-in-backward": (
         "activation",
@@ -346,14 +352,19 @@ RULES: Mapping[str, tuple[str, str]] = {
     ),
     "line-made": (
         "parameter",
-        "Made by a line of the program before the first backward pass, kept to the end, and as "
-        "large as a gradient for which there is no other parameter.",
+        "Made by a line of the program before the first backward pass, kept to the end or "
+        "replaced within an optimizer's step, and as large as a gradient for which there is no "
+        "other parameter.",
     ),
     "one-of-several": (
         "unknown",
         "There before the trace, never freed, and of its size there are several for each gradient "
         "that a backward pass leaves: most likely a parameter, or what an optimizer or an average "
         "keeps of it. Nothing in the file says which.",
+    ),
+    "replaces-parameter": (
+        "parameter",
+        "Made by an optimizer's step, which then freed the parameter of that size.",
     ),
     "held-as-parameter": (
         "parameter",

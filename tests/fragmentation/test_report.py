@@ -98,21 +98,28 @@ def test_a_new_segment_is_half_a_call_and_no_moment_of_its_own():
 
 def test_what_the_cache_holds_is_no_part_of_what_the_rest_is_judged_by():
     held = [
-        block(BASE, 300 * MIB, "active_allocated", 300 * MIB),
-        block(BASE + 300 * MIB, 100 * MIB),
+        block(BASE, 600 * MIB, "active_allocated", 600 * MIB),
+        block(BASE + 600 * MIB, 200 * MIB),
     ]
     plain = {
         "segments": [
             segment(BASE, held),
-            segment(BASE + (1 << 33), [block(BASE + (1 << 33), 600 * MIB)]),
+            segment(BASE + (1 << 33), [block(BASE + (1 << 33), 1200 * MIB)]),
         ],
         "device_traces": [],
     }
     found = neutracer.fragmentation_report(neutracer.load(dumped(plain)))
     finding = next(one for one in found.findings if one.kind == "fragmentation")
-    # A quarter of the 400 MiB that empty_cache() leaves, and a tenth of all.
+    # A quarter of the 800 MiB that empty_cache() leaves, and a tenth of all.
     assert finding.severity == "moderate"
-    assert finding.message.startswith("70.0 % of the 1,000 MiB reserved")
+    assert finding.message.startswith("70.0 % of the 2,000 MiB reserved")
+
+
+def test_a_share_of_little_memory_is_no_finding_where_the_device_is_unknown():
+    held = [block(BASE, 3 * MIB, "active_allocated", 3 * MIB), block(BASE + 3 * MIB, 97 * MIB)]
+    plain = {"segments": [segment(BASE, held)], "device_traces": []}
+    (finding,) = neutracer.fragmentation_report(neutracer.load(dumped(plain))).findings
+    assert (finding.kind, finding.severity) == ("fragmentation", "info")
 
 
 def test_bands_are_the_usual_ones():

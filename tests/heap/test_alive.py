@@ -437,3 +437,16 @@ def test_a_name_that_two_dicts_share_is_not_guessed_from() -> None:
     assert not any("other" in chain and "['b']" in chain for chain in held.chains)
     assert not any("one" in chain and "['c']" in chain for chain in held.chains)
     del other
+
+
+def test_keys_of_a_dict_run_no_code() -> None:
+    class Key(str):
+        def __str__(self) -> str:
+            raise AssertionError("the program's code ran")
+
+        __repr__ = __str__
+
+    tensor = [object()]
+    names = {"plain": tensor, "other": tensor, Key("own"): tensor}
+    assert "plain" in str(why_alive(tensor, max_paths=10))
+    assert len(names) == 3

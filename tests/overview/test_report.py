@@ -123,6 +123,27 @@ def test_no_peak_is_told_without_history(tmp_path, snapshot_path) -> None:
     assert "none: start one with neutracer.record()" in report
 
 
+def test_device_without_history_among_others_is_named(snapshot_path) -> None:
+    plain = pickle.loads(snapshot_path("train_resnet_healthy").read_bytes())
+    there = [segment | {"address": segment["address"] + (1 << 44)} for segment in plain["segments"]]
+    for segment in there:
+        segment["device"] = 1
+        segment["blocks"] = [
+            {**one, "address": one["address"] + (1 << 44)} for one in segment["blocks"]
+        ]
+    plain["segments"] += there
+    plain["device_traces"].append([])
+    report = overview(neutracer.load(pickle.dumps(plain)))
+    assert "history of cuda:1   none" in str(report)
+    assert report.not_looked_at["out_of_memory"] == "on cuda:1 no history was recorded"
+
+
+def test_file_without_devices_has_nothing_to_look_at() -> None:
+    plain = {"segments": [], "device_traces": [], "allocator_settings": {}}
+    report = str(overview(neutracer.load(pickle.dumps(plain))))
+    assert report.startswith("There is nothing to look at: no device has segments or events.")
+
+
 def test_leak_that_failed_is_told_once() -> None:
     report = of_file("oom/hook_that_keeps_activations")
     assert [one.kind for one in report.findings if one.severity != "info"] == ["out_of_memory"]

@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 from places import TESTS
+from rank_files import BACKWARD, BUILD, FORWARD, MIB, STEP, ZERO, Trace
 
 import neutracer
 from neutracer.trace.roles import CATEGORIES, RULES, Role, role_of
@@ -24,6 +25,11 @@ RESNET_PARAMETERS, RESNET_STATISTICS = 161, 106
 
 def timeline(name: str) -> Timeline:
     return neutracer.load(DATA / f"{name}.pickle.xz").timeline()
+
+
+def frames_of(*names: str) -> list[dict[str, object]]:
+    """Frames of the program's own file, innermost first."""
+    return [{"filename": "/app/model.py", "line": 3, "name": name} for name in names]
 
 
 def counts(tl: Timeline) -> Counter[str]:
@@ -237,3 +243,26 @@ def test_series_of_the_run_are_as_recorded() -> None:
 def test_workspaces_of_both_blas_libraries_are_known_by_their_stacks(name: str) -> None:
     frames = [Frame("", 0, name), Frame("/app/train.py", 7, "step")]
     assert role_of(frames) is Role.WORKSPACE
+
+
+@pytest.mark.parametrize(("steps", "rebinds"), [(1, False), (3, True)])
+def test_what_an_init_makes_is_no_input(steps: int, rebinds: bool) -> None:
+    trace = Trace()
+    init = [*frames_of("<listcomp>", "__init__"), *BUILD[-1:]]
+    weights = [trace.alloc(4 * MIB, init) for _ in range(3)]
+    trace.alloc(5 * MIB, frames_of("__init__"))  # a buffer, or an optimizer's state
+    for _ in range(steps):
+        batch = trace.alloc(3 * MIB, frames_of("train"))
+        output = trace.alloc(2 * MIB, FORWARD)
+        gradients = [trace.alloc(4 * MIB, BACKWARD) for _ in weights]
+        trace.free(output, BACKWARD)
+        for place, weight in enumerate(weights if rebinds else ()):
+            weights[place] = trace.alloc(4 * MIB, STEP[1:])
+            trace.free(weight, STEP[1:])
+        trace.free(trace.alloc(MIB, STEP[1:]), STEP[1:])
+        for one in (*gradients, batch):
+            trace.free(one, ZERO)
+    rows = neutracer.load(pickle.dumps(trace.snapshot())).timeline().allocations
+    found = {(row.requested_size // MIB, row.category) for row in rows}
+    step = {(3, "input"), (2, "activation"), (4, "gradient"), (1, "temporary")}
+    assert found == step | {(4, "parameter"), (5, "unknown")}

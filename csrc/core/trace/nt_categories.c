@@ -275,9 +275,18 @@ categories_count(categories *c, nt_map *map, uint64_t key)
     return nt_map_set(map, key, categories_counted(map, key) + 1, c->err);
 }
 
+/* Whether a row is kept to the end, or replaced within an optimizer's step. */
+static bool
+copies_is_kept(const categories *c, size_t row)
+{
+    const int32_t freed = c->a->free_event[row];
+    return freed == NT_EVENT_NEVER ||
+           (freed >= 0 && c->role[freed] == NT_ROLE_OPTIMIZER &&
+            nt_timeline_facts(c->timeline)->frees_known);
+}
+
 /* Parameters that a line of the program makes, in the __init__ of a module of its own
- * say: kept to the end, and as large as gradients for which there is no parameter
- * yet. */
+ * say: kept, and as large as gradients for which there is no parameter yet. */
 static nt_status
 copies_find_made(categories *c)
 {
@@ -293,7 +302,7 @@ copies_find_made(categories *c)
     }
     for (size_t row = c->first; row < c->a->count; row++) {
         const uint64_t asked = c->a->requested_size[row];
-        if (c->a->free_event[row] == NT_EVENT_NEVER && copies_is_candidate(c, row) &&
+        if (copies_is_kept(c, row) && copies_is_candidate(c, row) &&
             copies_is_early(c, c->a->alloc_event[row]) &&
             categories_counted(&found, asked) <
                 categories_counted(&c->largest, asked)) {
@@ -701,8 +710,11 @@ categories_of_row(const categories *c, size_t row)
     switch (categories_role(c, row)) {
     case NT_ROLE_MODULE: return categories_of_module(c, row, made, freed);
     case NT_ROLE_USER:
-        /* Without a module's call nothing is known of the program's own lines. */
-        return c->forward_count ? categories_of_line(c, made, freed) : NT_RULE_NONE;
+        /* Without a module's call nothing is known of the program's own lines, and what
+         * an __init__ makes is its object's. */
+        return c->forward_count && !nt_passes_is_init(c->passes, c->a->stack[row])
+                   ? categories_of_line(c, made, freed)
+                   : NT_RULE_NONE;
     case NT_ROLE_BUILD: return categories_of_build(c, made, freed);
     case NT_ROLE_OPTIMIZER:
     case NT_ROLE_STATE:
@@ -724,6 +736,39 @@ categories_others(categories *c)
         if (c->rules[row] == NT_RULE_NONE &&
             categories_role(c, row) != NT_ROLE_BACKWARD) {
             c->rules[row] = categories_of_row(c, row);
+        }
+    }
+}
+
+static bool
+replaced_is_parameter(const categories *c, size_t row)
+{
+    const uint8_t rule = c->rules[row];
+    const int32_t freed = c->a->free_event[row];
+    return (rule == NT_RULE_MODULE_MADE || rule == NT_RULE_AS_GRADIENTS ||
+            rule == NT_RULE_LINE_MADE || rule == NT_RULE_REPLACES) &&
+           freed >= 0 && c->role[freed] == NT_ROLE_OPTIMIZER;
+}
+
+/* Parameters that an optimizer replaces (`p.data = ...`): the last of its size that the
+ * step makes before it frees the one before. */
+static void
+categories_replaced(categories *c)
+{
+    const uint32_t *rows = nt_timeline_event_allocations(c->timeline);
+    for (size_t row = 0; row < c->a->count; row++) {
+        if (!replaced_is_parameter(c, row)) {
+            continue;
+        }
+        const int32_t freed = c->a->free_event[row];
+        for (int32_t at = freed - 1; at >= 0 && freed - at <= CATEGORIES_BRIEF; at--) {
+            const uint32_t made = rows[at];
+            if (made != NT_NONE && c->a->alloc_event[made] == at &&
+                c->rules[made] == NT_RULE_OPTIMIZER_KEPT &&
+                c->a->requested_size[made] == c->a->requested_size[row]) {
+                c->rules[made] = NT_RULE_REPLACES;
+                break;
+            }
         }
     }
 }
@@ -761,6 +806,7 @@ nt_categories_decide(const nt_alloc *alloc, const nt_passes *passes, uint8_t *ru
     if (status == NT_OK) {
         categories_others(&c);
         status = categories_copies(&c);
+        categories_replaced(&c);
     }
     nt_map *const maps[] = {&c.built, &c.known, &c.seen, &c.sizes, &c.largest};
     for (size_t i = 0; i < sizeof maps / sizeof *maps; i++) {

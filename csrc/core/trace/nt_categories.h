@@ -33,6 +33,7 @@ typedef enum nt_rule {
     NT_RULE_SCALER_SCRATCH,    /* temporary */
     NT_RULE_LINE_MADE,         /* parameter: by a line of the program */
     NT_RULE_ONE_OF_SEVERAL,    /* unknown: there before, several a gradient */
+    NT_RULE_REPLACES,          /* parameter: by an optimizer, for the one before */
     NT_RULE_COUNT,
 } nt_rule;
 

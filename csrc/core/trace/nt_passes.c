@@ -7,7 +7,7 @@ struct nt_passes {
     nt_alloc alloc;
     const nt_timeline *timeline;
     uint8_t *stack_role; /* by stack id */
-    uint8_t *torch;      /* by stack id: its innermost frame is in PyTorch's files */
+    uint8_t *innermost;  /* by stack id: PASSES_TORCH, PASSES_INIT */
     size_t stacks;
     uint8_t *role; /* by event */
     size_t events;
@@ -16,6 +16,10 @@ struct nt_passes {
     void *forward; /* int32_t */
     size_t forward_count, forward_capacity;
 };
+
+/* Of a stack: its innermost frame is in PyTorch's files; its innermost frame outside of
+ * them is an __init__. */
+enum { PASSES_TORCH = 1, PASSES_INIT = 2 };
 
 /* What the frames around a stack's innermost one amount to. */
 typedef struct passes_outer {
@@ -115,7 +119,7 @@ passes_decide_stacks(nt_passes *p, const uint16_t *frames, nt_error *err)
     NT_TRY(NT_NEW(&p->alloc, outer, p->stacks, err));
     outer[NT_EMPTY_STACK] = (passes_outer){.user = NT_ROLE_USER};
     p->stack_role[NT_EMPTY_STACK] = NT_ROLE_EMPTY;
-    p->torch[NT_EMPTY_STACK] = 0;
+    p->innermost[NT_EMPTY_STACK] = 0;
     for (size_t s = 1; s < p->stacks; s++) {
         const uint16_t frame = frames[innermost[s]];
         const uint32_t from = parent[s];
@@ -125,7 +129,10 @@ passes_decide_stacks(nt_passes *p, const uint16_t *frames, nt_error *err)
         }
         bool closed;
         p->stack_role[s] = passes_join(passes_frame_role(frame, 0, &closed), &outer[s]);
-        p->torch[s] = (frame & NT_FRAME_TORCH) != 0;
+        const bool init = frame & NT_FRAME_OUTSIDE ? frame & NT_FRAME_INIT
+                                                   : p->innermost[from] & PASSES_INIT;
+        p->innermost[s] = (uint8_t)((frame & NT_FRAME_TORCH ? PASSES_TORCH : 0) |
+                                    (init ? PASSES_INIT : 0));
     }
     NT_RELEASE(&p->alloc, outer, p->stacks);
     return NT_OK;
@@ -270,10 +277,10 @@ nt_passes_new(const nt_alloc *alloc, const nt_timeline *timeline,
     p->stacks = nt_stacks_count(stacks);
     p->events = nt_timeline_event_count(timeline);
     p->stack_role = nt_allocate(alloc, p->stacks);
-    p->torch = nt_allocate(alloc, p->stacks);
+    p->innermost = nt_allocate(alloc, p->stacks);
     p->role = nt_allocate(alloc, p->events);
     nt_status status = NT_OK;
-    if (p->stack_role == NULL || p->torch == NULL ||
+    if (p->stack_role == NULL || p->innermost == NULL ||
         (p->events != 0 && p->role == NULL)) {
         status = nt_fail_nomem(err);
         goto done;
@@ -306,7 +313,7 @@ nt_passes_free(nt_passes *passes)
     }
     const nt_alloc alloc = passes->alloc;
     nt_release(&alloc, passes->stack_role, passes->stacks);
-    nt_release(&alloc, passes->torch, passes->stacks);
+    nt_release(&alloc, passes->innermost, passes->stacks);
     nt_release(&alloc, passes->role, passes->events);
     nt_release(&alloc, passes->backward, passes->backward_capacity * sizeof(nt_span));
     nt_release(&alloc, passes->forward, passes->forward_capacity * sizeof(int32_t));
@@ -348,5 +355,11 @@ nt_passes_forward(const nt_passes *passes, size_t *count)
 bool
 nt_passes_is_torch(const nt_passes *passes, uint32_t stack)
 {
-    return stack != NT_NO_STACK && passes->torch[stack] != 0;
+    return stack != NT_NO_STACK && (passes->innermost[stack] & PASSES_TORCH);
+}
+
+bool
+nt_passes_is_init(const nt_passes *passes, uint32_t stack)
+{
+    return stack != NT_NO_STACK && (passes->innermost[stack] & PASSES_INIT);
 }

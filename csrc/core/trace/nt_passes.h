@@ -36,8 +36,9 @@ enum {
     NT_FRAME_REVERSE = 1 << 6, /* a function named backward */
     NT_FRAME_APPLIES = 1 << 7, /* of NT_ROLE_BACKWARD if it calls NT_FRAME_REVERSE */
     NT_FRAME_ALGORITHM = 1
-        << 8, /* an optimizer's step in PyTorch: what it calls outside
-               * of PyTorch is a closure, not the optimizer's */
+        << 8,               /* an optimizer's step in PyTorch: what it calls outside
+                             * of PyTorch is a closure, not the optimizer's */
+    NT_FRAME_INIT = 1 << 9, /* the __init__ of a class outside of PyTorch */
 };
 
 /* Events begin .. end - 1. */
@@ -79,5 +80,8 @@ nt_passes_forward(const nt_passes *passes, size_t *count);
 /* Whether the innermost frame of a stack is in PyTorch's own files. */
 bool
 nt_passes_is_torch(const nt_passes *passes, uint32_t stack);
+/* Whether the innermost NT_FRAME_OUTSIDE of a stack is an NT_FRAME_INIT. */
+bool
+nt_passes_is_init(const nt_passes *passes, uint32_t stack);
 
 #endif

@@ -19,7 +19,7 @@ const NOT_LOOKED = {
 const FAILURES = 8;
 
 // Fewer unused bytes are of no account (fragmentation/findings.py).
-const LITTLE = 2 ** 26;
+const LITTLE = 0.05 * 2 ** 31;
 const RANKS = ["info", "moderate", "serious", "severe"];
 
 // Steps that are compared with the one in which a request failed, and how much larger that is.

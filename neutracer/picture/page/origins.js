@@ -108,7 +108,9 @@ export const makeOrigins = (rules, libraries = []) => {
     const { owner } = originOf(file);
     const reverse = name === "backward" ? bits.REVERSE : 0;
     if (owner !== "torch") {
-      return outside(path, name) | (owner === "own" || owner === "library" ? bits.OUTSIDE : 0) | reverse;
+      const isOutside = (owner === "own" || owner === "library") && !r.comprehension.test(name);
+      const made = name === "__init__" ? bits.INIT : 0;
+      return outside(path, name) | (isOutside ? bits.OUTSIDE : 0) | made | reverse;
     }
     const inside = path.slice(path.lastIndexOf("/torch/") < 0 ? 0 : path.lastIndexOf("/torch/") + 7);
     let said = bits.TORCH | inTorch(inside, name);
