@@ -133,9 +133,15 @@ class Bill(PlainRow):
 
     def shown_terms(self) -> tuple[BillTerm, ...]:
         """The terms that are not empty, with small lines as one; `words` says what each is."""
-        lines, told = self.lines, list(self.lines[:_SHOWN_LINES])
+        by_code: dict[Place | int, list[BillTerm]] = {}
+        for number, one in enumerate(self.lines):
+            by_code.setdefault(self._code(one) or number, []).append(one)
+        lines = [_together(same, "line") if len(same) > 1 else same[0] for same in by_code.values()]
+        lines.sort(key=lambda one: -one.bytes)
+        told = lines[:_SHOWN_LINES]
         if len(lines) > _SHOWN_LINES:
-            told.append(_together(lines[_SHOWN_LINES:]))
+            rest = lines[_SHOWN_LINES:]
+            told.append(_together(rest, format_count(len(rest), "more line")))
         asks = self.request_bytes > 0
         others = [one for one in self.terms if one.bytes or (asks and one.term == "not reserved")]
         outside = [one for one in others if one.term in _OUTSIDE]
@@ -159,13 +165,15 @@ class Bill(PlainRow):
         """What a line's bytes are split into, in words."""
         return ("stands", "piled up", f"this {self.unit}")
 
+    def _code(self, line: BillTerm) -> Place | None:
+        """The place alone: functions are in the findings, and a row is one line of text."""
+        caller = "" if self.rounds or line.place is None else line.place.caller
+        return None if line.place is None else replace(line.place, function="", caller=caller)
+
     def _cells(self, one: BillTerm) -> tuple[Cell, ...]:
         what: Cell = self.words(one)
         if one.place is not None:
-            # The place alone: functions are in the findings, and a row is one line.
-            caller = "" if self.rounds else one.place.caller
-            what = replace(one.place, function="", caller=caller)
-            what = what if one.place.line else one.place.function
+            what = self._code(one) if one.place.line else one.place.function
         if not self.rounds:
             return (Figure.bytes(one.bytes), what, one.category.replace("_", " "))
         least = self.limit_bytes * _LEAST_SHOWN
@@ -215,10 +223,12 @@ def _held_by(lines: Sequence[BillTerm]) -> Iterator[str]:
         yield f"{made}: {holder}." if no_name else f"{holder} holds what {made} made."
 
 
-def _together(lines: Sequence[BillTerm]) -> BillTerm:
+def _together(lines: Sequence[BillTerm], term: str) -> BillTerm:
     names = ("bytes", "count", "stands", "piled_up", "this_round")
     sums = {name: sum(getattr(one, name) for one in lines) for name in names}
-    return BillTerm(term=f"{format_count(len(lines), 'more line')}", **sums)
+    places = {replace(one.place, function="", caller="") for one in lines if one.place is not None}
+    place = replace(lines[0].place, caller="") if len(places) == 1 and lines[0].place else None
+    return BillTerm(term=term, place=place, category=lines[0].category, **sums)
 
 
 # Terms before those of lines.
@@ -398,6 +408,14 @@ class _Lines:
                 sums.frombytes(bytes(sums.itemsize * (len(self.places) - len(sums))))
             sums[line] += more
 
+    def sites(self) -> Iterable[list[int]]:
+        """The lines of each line of code, whichever lines call it."""
+        found: dict[Place, list[int]] = {}
+        for line, place in enumerate(self.places):
+            if place != UNKNOWN_PLACE:
+                found.setdefault(replace(place, caller=""), []).append(line)
+        return found.values()
+
     def held(self, event: int, line: int) -> int:
         """The bytes that a line holds after one of the moments."""
         held = self._held[event]
@@ -441,8 +459,15 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
         # A pool that was set back to an earlier state has blocks over others.
         now, counts = _in_layout(case, lines)
     categories, holders = _categories(case, lines), _holders(case)
-    return [
-        _split(
+
+    def split(term: BillTerm, of: Sequence[int]) -> BillTerm:
+        """A term by what some lines held in the rounds before."""
+        held = [[sum(lines.held(event, line) for line in of) for event in each] for each in rounds]
+        before = sum(lines.held(last, line) for line in of) if begins else 0
+        return _split(term, [min(each) for each in held], before, sum(older[line] for line in of))
+
+    own = {
+        line: split(
             BillTerm(
                 term="line",
                 bytes=nbytes,
@@ -451,13 +476,35 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
                 category=categories.get(line, ""),
                 holder=holders.get(str(lines.places[line]), ""),
             ),
-            [min(lines.held(event, line) for event in moments) for moments in rounds],
-            lines.held(last, line) if begins else 0,
-            older[line],
+            (line,),
         )
         for line, nbytes in now.most_common()
         if nbytes
-    ]
+    }
+    for site in lines.sites():
+        held = [own[line] for line in site if line in own]
+        if len(site) > 1 and held:
+            whole = split(_together(held, "line"), site)
+            shown = (line for line in site if line in own)
+            own.update(zip(shown, _shared(held, whole), strict=True))
+    return list(own.values())
+
+
+def _shared(terms: Sequence[BillTerm], whole: BillTerm) -> Iterator[BillTerm]:
+    """Terms of one line of code that several lines call, where what was there before one of them
+    called it is in part another one's: that part is not of this round."""
+    stands = max(whole.stands - sum(one.stands for one in terms), 0)
+    piled = max(whole.piled_up - sum(one.piled_up for one in terms), 0)
+    for one in terms:
+        still = min(stands, one.this_round)
+        more = min(piled, one.this_round - still)
+        stands, piled = stands - still, piled - more
+        yield replace(
+            one,
+            stands=one.stands + still,
+            piled_up=one.piled_up + more,
+            this_round=one.this_round - still - more,
+        )
 
 
 def _older(case: Case, lines: _Lines, begins: Sequence[int]) -> Counter[int]:

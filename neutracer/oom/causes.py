@@ -721,8 +721,11 @@ def cache_growth(case: Case) -> Verdict | None:
         f"a cache that grows: {format_bytes(growth.bytes)} after {_over(growth)}, "
         f"{format_bytes(growth.bytes_per_step)} more each time"
     )
+    known, chain = _signature(grower.stack), case.holder_of(first)
+    bound = "bound it, keep it on the CPU, or make it shorter"
     advice = (
-        Note("bound it, keep it on the CPU, or make it shorter:", first),
+        *((Note(known),) if known else ()),
+        Note(f"{bound}: {chain}") if chain else Note(f"{bound}:", first),
         Note("a smaller batch or fewer tokens make each step's part of it smaller"),
         Note("each time it grows, old and new are in use at once: allocate it once, whole"),
     )
@@ -1323,6 +1326,12 @@ _SIGNATURES = (
         "then it keeps all that it was given",
     ),
     (
+        "/transformers/cache_utils.py",
+        "update",
+        "crop() the cache that is passed as past_key_values, or pass a copy, where the next prompt "
+        "begins: the model extends it in place; in one prompt bound it (max_new_tokens, a window)",
+    ),
+    (
         "/accelerate/accelerator.py",
         "prepare",
         "call accelerator.free_memory() when done with what it prepared: until then it keeps every "
@@ -1497,6 +1506,9 @@ def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
         place -= len(KINDS)
     if verdict.finishes:
         return (0, place, 0.0)
+    if verdict.kind == "capacity":
+        # Behind what takes it at least a round further.
+        return (2, -0.5, 0.0)
     if verdict.suffices and verdict.finishes is None:
         return (1, place, 0.0)
     return (2, -float(verdict.headroom_steps or 0), -float(verdict.bytes))

@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 from neutracer.leak.series import floors, highs
@@ -524,12 +524,35 @@ def _growers(
     since_fall: bool,
 ) -> list[tuple[Role, Grower, list[int]]]:
     """The stacks that hold more and more, with what they do, and where that is."""
-    found = []
+    found, others = [], {}
     for code, rows in lasting.items():
         grower, at = _grower(snap, timeline, code, rows, begins, since_fall)
         if grower is not None:
             found.append((role_of(snap.stacks[code]), grower, at))
+        else:
+            others[code] = rows
+    for code, rows in _by_site(timeline, others).items():
+        grower, at = _grower(snap, timeline, code, rows, begins, since_fall)
+        if grower is not None:
+            found.append((role_of(snap.stacks[code]), grower, at))
     return found
+
+
+def _by_site(
+    timeline: Timeline, lasting: dict[int, list[tuple[int, ...]]]
+) -> dict[int, list[tuple[int, ...]]]:
+    """Of each line of a library that several lines call, and which may make anew for one what it
+    made for another, the rows of all; under the stack that made its newest."""
+    sites: dict[Place, list[int]] = {}
+    for code in lasting:
+        sites.setdefault(replace(timeline.places[code], caller=""), []).append(code)
+    sites.pop(UNKNOWN_PLACE, None)
+    merged = {}
+    for codes in sites.values():
+        if len(codes) > 1:
+            newest = max(codes, key=lambda code: lasting[code][-1][0])
+            merged[newest] = sorted(row for code in codes for row in lasting[code])
+    return merged
 
 
 def _grower(

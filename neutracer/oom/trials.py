@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 from neutracer._native import core
 from neutracer.oom.case import Case
@@ -51,6 +52,9 @@ _OF_A_PASS = (Role.MODULE, Role.SEED, Role.BACKWARD)
 
 _MADE = ("alloc_event", "size", "stack")
 
+# What a program needs of a device is looked for at so many times what its blocks take.
+_MARGINS = (1.0625, 1.125, 1.25, 1.5, 2.0)
+
 # A device that holds everything, in bytes.
 _ENDLESS = 1 << 44
 
@@ -67,7 +71,7 @@ class Trial(PlainRow):
         rounds: How many rounds after the failing one end.
         rounds_tried: How many were tried; 0: the trace shows no round that ended.
         bytes: The most that the process then reserves; where it does not pass, would reserve of
-            a device that has enough.
+            a device that has enough and little more.
     """
 
     change: str
@@ -210,18 +214,33 @@ class Trials:
         ways = {"timing": timing, "least_ooms": change.is_least, "goes_on": True}
         found = program.run(settings, **options, **ways)
         failed, count = found["failed_event"], len(case.timeline or ())
-        needs = found["peak"]["reserved"]
         if failed is not None:
-            endless = {**options, "limit": 0, "device_total": _ENDLESS, "device_other": 0}
-            needs = program.run(settings, **endless, **ways)["peak"]["reserved"]
+            found = self._of_enough(program, settings, options, ways)
         return Trial(
             change=change.text,
             cost=change.cost,
             passes=failed is None,
             rounds=self.rounds if failed is None else max(failed - count - 1, 0),
             rounds_tried=self.rounds,
-            bytes=int(needs),
+            bytes=int(found["peak"]["reserved"]),
         )
+
+    def _of_enough(
+        self, program: core.Program, settings: str, options: dict[str, Any], ways: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The replay on a device that has enough, and little more: where nothing is ever short,
+        nothing that is cached is given back."""
+        options = {**options, "limit": 0, "device_other": 0}
+        found = program.run(settings, **{**options, "device_total": _ENDLESS}, **ways)
+        least, most = found["peak"]["allocated"], found["peak"]["reserved"]
+        for part in _MARGINS:
+            if least * part >= most:
+                break
+            options["device_total"] = int(least * part)
+            tried = program.run(settings, **options, **ways)
+            if tried["failed_event"] is None:
+                return tried
+        return found
 
     # ---- Sequel --------------------------------------------------------------------------
 

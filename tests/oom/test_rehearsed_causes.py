@@ -306,13 +306,18 @@ def integrate(forward, state, times):
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """An installed package whose metric keeps what it gets, and which integrates."""
-    path = tmp_path / "site-packages" / "torchmetrics" / "metric.py"
-    path.parent.mkdir(parents=True)
-    path.write_text(LIBRARY)
-    monkeypatch.syspath_prepend(str(path.parent))
-    monkeypatch.delitem(sys.modules, "metric", raising=False)
-    yield importlib.import_module("metric")
+    yield installed(tmp_path, monkeypatch, "torchmetrics/metric.py", LIBRARY)
     sys.modules.pop("metric", None)
+
+
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: str) -> Any:
+    """A module of an installed package."""
+    path = tmp_path / "site-packages" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    monkeypatch.syspath_prepend(str(path.parent))
+    monkeypatch.delitem(sys.modules, path.stem, raising=False)
+    return importlib.import_module(path.stem)
 
 
 def test_metric_that_is_never_reset_is_named(library: Any) -> None:
@@ -350,3 +355,47 @@ def test_loop_of_a_library_is_not_to_be_cut_by_the_program(library: Any) -> None
     assert "smaller" in first.advice[0].text
     assert not any("not on the sum" in note.text for note in first.advice)
     assert any("times as often" in note.text for note in first.evidence)
+
+
+CACHE = """
+import torch
+
+class Cache:
+    keys = None
+    def update(self, keys):
+        self.keys = keys if self.keys is None else torch.cat([self.keys, keys], dim=-2)
+        return self.keys
+"""
+
+
+def test_cache_that_one_line_extends_and_another_is_one_pile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt's line makes anew what the answer's line has made."""
+    module = installed(tmp_path, monkeypatch, "transformers/cache_utils.py", CACHE)
+    cache, key = module.Cache(), "cache_utils.py"
+
+    def program() -> None:
+        one = model()
+        with torch.no_grad():
+            for _ in range(60):
+                cache.update(one(batch(512)))
+                for _ in range(8):
+                    cache.update(one(batch(8)))
+
+    try:
+        snap = neutracer.rehearse(program, steps=1, capacity="120MiB")
+        report = neutracer.explain(snap, facts=CLEAN)
+    finally:
+        sys.modules.pop("cache_utils", None)
+    first = report.verdicts[0]
+    assert first.kind == "cache_growth"
+    assert "crop() the cache" in first.advice[0].text
+    rows = [one for one in report.bill.shown_terms() if one.place and key in one.place.filename]
+    assert len(rows) == 1
+    assert rows[0].piled_up > rows[0].bytes // 2
+    assert rows[0].this_round < rows[0].bytes // 4
+    # It needs little more than it has: each cache is larger than any hole that those before left.
+    as_it_is = report.trials[0]
+    assert not as_it_is.passes
+    assert as_it_is.bytes < 3 * report.bill.limit_bytes
