@@ -171,9 +171,10 @@ class Bill(PlainRow):
         return None if line.place is None else replace(line.place, function="", caller=caller)
 
     def _cells(self, one: BillTerm) -> tuple[Cell, ...]:
+        code = self._code(one)
         what: Cell = self.words(one)
-        if one.place is not None:
-            what = self._code(one) if one.place.line else one.place.function
+        if code is not None and one.place is not None:
+            what = code if code.line else one.place.function
         if not self.rounds:
             return (Figure.bytes(one.bytes), what, one.category.replace("_", " "))
         least = self.limit_bytes * _LEAST_SHOWN
