@@ -700,9 +700,7 @@ def demand_of(timeline: Timeline, rounds: Rounds | None, failure: Failure) -> De
         # In its first step a program makes what stays: gradients, the optimizer's state.
         del needs[0]
     so_far = max(live[failure.event] + failure.size - floors[-1], 0)
-    numbers = range(max(len(begins) - 1 - _COMPARED, 0), len(begins) - 1)
-    found = {at: same_point(timeline, begins, failure.event, at) for at in numbers}
-    points = {at: point for at, point in found.items() if point is not None}
+    points = same_points(timeline, begins, failure.event)
     # How many times as much the failing step had taken as each of these had at the same point.
     taken = {at: live[point.last] - floors[at] for at, point in points.items()}
     ratios = [max(so_far / taken[at], points[at].outruns) for at in points if taken[at] > 0]
@@ -738,22 +736,34 @@ class Point:
     outruns: float = 0.0
 
 
-def same_point(timeline: Timeline, begins: Sequence[int], event: int, number: int) -> Point | None:
-    """The point of an earlier step that corresponds to a request of the last.
+def same_points(timeline: Timeline, begins: Sequence[int], event: int) -> dict[int, Point]:
+    """The points of the last steps before a request's that correspond to it, by the step's index
+    in `begins`.
 
-    It is the n-th allocation if its stack is the request's, else the n-th one of that stack. A
-    step that is longer than the earlier one has that much of its loop still before it.
+    A step's point is its n-th allocation if the stack of that is the request's, else the n-th one
+    of that stack. A step that is longer than the earlier one has that much of its loop still
+    before it.
 
     Args:
         timeline: Of the device.
-        begins: Where the steps begin.
+        begins: Where the steps begin; the last of them is the request's.
         event: The event of the request.
-        number: The earlier step's index in `begins`.
     """
     made, stacks = timeline.events.find("action", "alloc"), timeline.events.codes("stack")
-    stack = stacks[event]
-    own = made[bisect_left(made, begins[-1]) : bisect_left(made, event)]
-    step = made[bisect_left(made, begins[number]) : bisect_left(made, begins[number + 1])]
+    edges = [bisect_left(made, begin) for begin in begins]
+    own, ended = made[edges[-1] : bisect_left(made, event)], len(begins) - 1
+    points = {}
+    for number in range(max(ended - _COMPARED, 0), ended):
+        point = _same_point(stacks, stacks[event], own, made[edges[number] : edges[number + 1]])
+        if point is not None:
+            points[number] = point
+    return points
+
+
+def _same_point(
+    stacks: Sequence[int], stack: int, own: Sequence[int], step: Sequence[int]
+) -> Point | None:
+    """The point in the allocations of a step that corresponds to a request that follows `own`."""
     same = [at for at in step if stacks[at] == stack]
     again = [at for at in own if stacks[at] == stack]
     if len(own) < len(step) and stacks[step[len(own)]] == stack:

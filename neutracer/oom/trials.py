@@ -16,7 +16,7 @@ from typing import Any
 from neutracer._native import core
 from neutracer.oom.case import Case
 from neutracer.oom.facts import Budget
-from neutracer.oom.steps import Point, rises, same_point
+from neutracer.oom.steps import Point, rises, same_points
 from neutracer.render.report import PlainRow
 from neutracer.trace.beside import DeviceRoom
 from neutracer.trace.roles import CATEGORIES, Role
@@ -34,9 +34,6 @@ COSTS = ("setting", "line", "batch", "card")
 # piles up slowly still shows, while the made-up part is no longer than this.
 _ROUNDS = 10
 _MOST_EVENTS = 400_000
-
-# Rounds before the failing one that it is compared with.
-_COMPARED = 8
 
 # A round is made smaller by steps of a sixteenth.
 _PARTS = 16
@@ -185,6 +182,12 @@ class Trials:
         )
         return min(tries, key=lambda one: (one.passes, one.rounds))
 
+    def _passes(self, change: Change) -> bool:
+        """`Trial.passes`, where it isn't asked what the change needs."""
+        program = self._program(change)
+        asked = (self._options(change, *one) for one in self._conditions(change))
+        return all(program.run(text, **one)["failed_event"] is None for text, one in asked)
+
     def _conditions(self, change: Change) -> Iterable[tuple[int, int]]:
         """Limits and timings under which it must succeed: where these are not known, and it is
         the allocator that is changed, all of them."""
@@ -205,17 +208,11 @@ class Trials:
         return program.go_on(self._event, begins, like, after, rounds, stretch, growth, self._stays)
 
     def _run(self, program: core.Program, change: Change, limit: int, timing: int) -> Trial:
-        replayer, case = self._replayer, self._case
-        settings = replayer.recorded_settings if change.settings is None else change.settings
-        options = replayer.options(limit)
-        if change.usable_bytes is not None:
-            room = {"limit": 0, "device_total": change.usable_bytes, "device_other": 0}
-            options = {**options, **room}
-        ways = {"timing": timing, "least_ooms": change.is_least, "goes_on": True}
-        found = program.run(settings, **options, **ways)
-        failed, count = found["failed_event"], len(case.timeline or ())
+        settings, options = self._options(change, limit, timing)
+        found = program.run(settings, **options)
+        failed, count = found["failed_event"], len(self._case.timeline or ())
         if failed is not None:
-            found = self._of_enough(program, settings, options, ways)
+            found = self._of_enough(program, settings, options)
         return Trial(
             change=change.text,
             cost=change.cost,
@@ -225,19 +222,27 @@ class Trials:
             bytes=int(found["peak"]["reserved"]),
         )
 
-    def _of_enough(
-        self, program: core.Program, settings: str, options: dict[str, Any], ways: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _options(self, change: Change, limit: int, timing: int) -> tuple[str, dict[str, Any]]:
+        """The settings of a replay, and what else it is asked for."""
+        replayer = self._replayer
+        options = {**replayer.options(limit), "timing": timing, "goes_on": True}
+        options["least_ooms"] = change.is_least
+        if change.usable_bytes is not None:
+            options |= {"limit": 0, "device_total": change.usable_bytes, "device_other": 0}
+        return replayer.recorded_settings if change.settings is None else change.settings, options
+
+    @staticmethod
+    def _of_enough(program: core.Program, settings: str, options: dict[str, Any]) -> dict[str, Any]:
         """The replay on a device that has enough, and little more: where nothing is ever short,
         nothing that is cached is given back."""
-        options = {**options, "limit": 0, "device_other": 0}
-        found = program.run(settings, **{**options, "device_total": _ENDLESS}, **ways)
+        options = {**options, "limit": 0, "device_other": 0, "device_total": _ENDLESS}
+        found = program.run(settings, **options)
         least, most = found["peak"]["allocated"], found["peak"]["reserved"]
         for part in _MARGINS:
             if least * part >= most:
                 break
             options["device_total"] = int(least * part)
-            tried = program.run(settings, **options, **ways)
+            tried = program.run(settings, **options)
             if tried["failed_event"] is None:
                 return tried
         return found
@@ -275,13 +280,11 @@ class Trials:
         case, rounds = self._case, self._case.rounds
         if rounds is None or case.timeline is None:
             return None
-        begins, found = rounds.begins, []
-        ended = len(begins) - 1
-        for number in range(max(ended - _COMPARED, 0), ended):
-            point = same_point(case.timeline, begins, self._event, number)
-            if point is not None:
-                ratio = self._ratio(begins[number], point.last)
-                found.append((number, point, ratio))
+        begins = rounds.begins
+        found = [
+            (number, point, self._ratio(begins[number], point.last))
+            for number, point in same_points(case.timeline, begins, self._event).items()
+        ]
         if len(found) > 1 and found[0][0] == 0:
             del found[0]
         # A round with larger requests needs no stretching.
@@ -469,7 +472,7 @@ class Trials:
         low, high = 0, _PARTS
         while high - low > 1:
             part = (low + high) // 2
-            passes = self._try(self._scaled(part)).passes
+            passes = self._passes(self._scaled(part))
             low, high = (part, high) if passes else (low, part)
         if not low:
             return None
@@ -477,15 +480,21 @@ class Trials:
         trial = self.run(self._scaled(part))
         return (part / _PARTS, trial) if trial.passes else None
 
-    def _scaled(self, part: int) -> Change:
-        timeline, case = self._case.timeline, self._case
+    @cached_property
+    def _scaled_events(self) -> list[int]:
+        """The requests since the first round whose size is that of a step."""
+        timeline, rounds = self._case.timeline, self._case.rounds
         assert timeline is not None
-        sizes, wanted = self._sizes, _codes(_SCALED)
-        begin = 0 if case.rounds is None else case.rounds.begins[0]
-        codes = timeline.categories.codes
-        for row, event in enumerate(timeline.allocations.codes("alloc_event")):
-            if event >= begin and codes[row] in wanted:
-                sizes[event] = max(sizes[event] * part // _PARTS, 1)
+        begin, wanted = 0 if rounds is None else rounds.begins[0], _codes(_SCALED)
+        made = zip(
+            timeline.allocations.codes("alloc_event"), timeline.categories.codes, strict=True
+        )
+        return [event for event, code in made if event >= begin and code in wanted]
+
+    def _scaled(self, part: int) -> Change:
+        case, sizes = self._case, self._sizes
+        for event in self._scaled_events:
+            sizes[event] = max(sizes[event] * part // _PARTS, 1)
         if case.phase.name not in ("optimizer", "loading"):
             sizes[self._event] = max(sizes[self._event] * part // _PARTS, 1)
         name = f"{format_share(part / _PARTS, decimals=0)} of the batch or length"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -74,10 +75,20 @@ class _Rows:
             row for row, code in enumerate(self.codes) if code in wanted and self.events[row] >= 0
         ]
 
-    def at_peak(self, rows: list[int], event: int | None = None) -> list[int]:
-        """The rows alive at the peak, or after another event."""
-        event = self.peak.event if event is None else event
-        return [r for r in rows if self.events[r] <= event and not 0 <= self.ends[r] <= event]
+    def at_peak(self, rows: list[int]) -> list[int]:
+        """The rows alive at the peak."""
+        return self.at([self.peak.event], rows)[0]
+
+    def at(self, moments: list[int], rows: list[int]) -> list[list[int]]:
+        """The rows alive after each of some events, which rise."""
+        alive: list[list[int]] = [[] for _ in moments]
+        for row in rows:
+            end = self.ends[row]
+            first = bisect_left(moments, self.events[row])
+            last = bisect_left(moments, end) if end >= 0 else len(moments)
+            for number in range(first, last):
+                alive[number].append(row)
+        return alive
 
     def scaled(self, rows: list[int], up: int, down: int) -> array[int]:
         """The sizes, those of some rows multiplied by `up` / `down`."""
@@ -148,8 +159,8 @@ def _recomputed(rows: _Rows) -> Iterator[Wanted]:
     """Checkpointing: each block keeps its output, the last block everything."""
     activations = rows.of("activation")
     dropped, blocks = set[int](), 0
-    for event in rows.peaks:
-        found, count = _repeated(rows, rows.at_peak(activations, event))
+    for alive in rows.at(rows.peaks, activations):
+        found, count = _repeated(rows, alive)
         dropped.update(found)
         blocks = max(blocks, count)
     if rows.bytes(sorted(dropped)) < _SMALL:
