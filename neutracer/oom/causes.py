@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import isqrt
 from typing import Any
 
@@ -17,7 +17,7 @@ from neutracer.oom.case import KINDS, Case, Cause, Remedy, Verdict, free_bytes, 
 from neutracer.oom.steps import FEWEST, Growth, saw_tooth
 from neutracer.oom.trials import Trial, Trials
 from neutracer.render.document import Copyable, Note, Place
-from neutracer.trace.roles import Role, role_of
+from neutracer.trace.roles import CATEGORIES, Role, role_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import (
     NONE,
@@ -626,7 +626,7 @@ def young_pile(case: Case, bill: Bill) -> Verdict | None:
     timeline, rounds = case.timeline, case.rounds
     lines = [one for one in bill.lines if one.piled_up]
     nbytes = sum(one.piled_up for one in lines)
-    if timeline is None or rounds is None or case.growth is not None:
+    if timeline is None or rounds is None or case.growth is not None or not bill.rounds:
         return None
     if len(rounds.begins) > FEWEST:
         # Enough of them for `growth_of`, which found that it does not last.
@@ -866,7 +866,8 @@ def _let_go(case: Case, place: Place, of_modules: bool) -> Note:
     text = "drop what is no longer needed, move it to the CPU, or keep numbers (loss.item())"
     chain = case.holder_of(place)
     trains = case.timeline is not None and bool(case.timeline.passes.backward)
-    if "autograd graph" in chain or (not chain and of_modules and trains):
+    has_graph = of_modules and (trains or case.phase.name == "forward")
+    if "autograd graph" in chain or (not chain and has_graph):
         text = (
             "keep no graph from step to step: detach() what is kept or handed on, keep numbers "
             "(loss.item()), or run what no backward pass goes through under torch.no_grad()"
@@ -1047,11 +1048,11 @@ _TOLD_SHARE = 0.1
 # What no step before did has this share of what the failing step holds, at least.
 _NEW_SHARE = 0.5
 
-# What is held twice makes up this share of what is in use, at least.
+# What is held twice after loading makes up this share of what is in use, at least.
 _TWICE_SHARE = 0.2
 
 # Lines that are compared with each other for what is held twice.
-_MOST_STACKS = 256
+_MOST_LINES = 256
 
 # What to do about what holds most, and as what action.
 _BY_CATEGORY = {
@@ -1111,6 +1112,7 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
         Note("Needed at the same point by those before it, and so scaled to its end."),
     ]
     advice: tuple[Note, ...] = (
+        *_without_graph(case),
         Note(f"make the largest {demand.unit} smaller: {share.text}", case.place),
         Note("bound the length of sequences, sort by length, or split the batch (accumulate)"),
         *_other_ways(trials),
@@ -1271,10 +1273,15 @@ def first_state(case: Case) -> Verdict | None:
     parameters = case.categories.get("parameter", 0)
     if parameters:
         evidence.append(Note(f"Parameters take {format_bytes(parameters)}."))
+    twice = _held_twice(case)
+    if twice is not None:
+        text = f"{format_bytes(twice.bytes)} of them are there twice, by"
+        evidence += [Note(text, twice.places[0]), Note("and by", twice.places[1])]
     advice = (
         Note(
             "take an optimizer with less state (SGD, Adafactor, 8 bits), or shard it (FSDP, ZeRO)"
         ),
+        *((_free_a_copy(case, twice),) if twice else ()),
         Note("gradients and state stay from here on: what a step needs comes on top of them"),
     )
     remedy = Remedy("shard_state", place=case.place)
@@ -1289,9 +1296,10 @@ def too_little(case: Case, trials: Trials) -> Verdict:
     twice = _held_twice(case)
     evidence, advice, remedy = _by_category(case, trials)
     if twice is not None:
-        evidence.insert(1, Note(f"{format_bytes(twice.bytes)} is held twice, by", twice.place))
-        advice.insert(0, Note("load on the CPU, or free this copy first:", twice.place))
-        remedy = Remedy("release", place=twice.place)
+        place = twice.places[0]
+        evidence.insert(1, Note(f"{format_bytes(twice.bytes)} is held twice, by", place))
+        advice.insert(0, Note("load on the CPU, or free this copy first:", place))
+        remedy = Remedy("release", place=place)
     total = f" of {format_bytes(budget.total)}" if budget.total else ""
     message = f"the program needs {format_bytes(missing)} more than the device{total} can give"
     return Verdict("capacity", missing, tuple(evidence), tuple(advice), message, True, remedy)
@@ -1399,7 +1407,7 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
                  f"{format_bytes(budget.device_free)} were free; the file does not say what others "
                  "had: give capacity= (--capacity), or see nvidia-smi.")
         )  # fmt: skip
-    advice = [*_largest(case), *_smaller(case, trials), *advice]
+    advice = [*_largest(case), *_without_graph(case), *_smaller(case, trials), *advice]
     known_cure = _signature(case.stack) or _signature_of_most(case)
     if known_cure:
         advice.insert(0, Note(known_cure))
@@ -1408,6 +1416,17 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
         advice.append(Note("keep less of it alive at a time: a smaller batch, fewer kept tensors"))
         remedy = _remedy(case, trials, "smaller_step")
     return evidence, advice, remedy
+
+
+def _without_graph(case: Case) -> tuple[Note, ...]:
+    """To switch autograd off in a program whose rounds end without a backward pass."""
+    timeline, rounds = case.timeline, case.rounds
+    if timeline is None or rounds is None or len(rounds.begins) < FEWEST:
+        return ()
+    if timeline.passes.backward or case.phase.name != "forward":
+        return ()
+    text = "run it under torch.inference_mode(), or no_grad(): its graph keeps activations, and"
+    return (Note(f"{text} no {rounds.unit} has a backward pass"),)
 
 
 def _largest(case: Case) -> tuple[Note, ...]:
@@ -1451,34 +1470,60 @@ def _remedy(case: Case, trials: Trials, action: str) -> Remedy:
 
 @dataclass(frozen=True)
 class _Twice:
-    place: Place
+    """What is held twice: the lines of the two copies, the older first."""
+
+    places: tuple[Place, Place]
     bytes: int
 
 
 def _held_twice(case: Case) -> _Twice | None:
-    """The line that made the first copy of what a program that only loads holds twice: no output of
-    a module, which may well be as large as its input."""
+    """The largest whole copy of what another line holds, block by block: of a program that only
+    loads no output of a module, which may well be as large as its input; of one that trains
+    parameters, more of which are there than have gradients."""
     timeline = case.timeline
-    if (
-        timeline is None
-        or timeline.passes.backward
-        or case.phase.name not in ("loading", "unknown")
-    ):
+    if timeline is None or case.phase.name not in ("loading", "unknown", "optimizer"):
         return None
-    of_row, size = (timeline.allocations.codes(name) for name in ("stack", "size"))
-    sizes: dict[int, Counter[int]] = {}
-    for row in case.live_rows:
-        if of_row[row] != NONE:
-            sizes.setdefault(of_row[row], Counter())[size[row]] += 1
-    best: _Twice | None = None
-    frames = case.snap.stacks
-    stacks = [stack for stack in sizes if role_of(frames[stack]) is not Role.MODULE][:_MOST_STACKS]
-    for number, one in enumerate(stacks):
-        for other in stacks[number + 1 :]:
-            both = sum(size * count for size, count in (sizes[one] & sizes[other]).items())
-            if both >= _TWICE_SHARE * case.room.allocated and (best is None or both > best.bytes):
-                best = _Twice(place_of(frames[one]), both)
-    return best
+    trains = bool(timeline.passes.backward)
+    if trains != (case.phase.name == "optimizer"):
+        return None
+    sizes = _sizes_by_line(case, timeline)
+    least = LEAST_CURE * case.usable if trains else _TWICE_SHARE * case.room.allocated
+    best: tuple[int, Place, Place] | None = None
+    for one, other in combinations(list(sizes)[:_MOST_LINES], 2):
+        both = sum(size * count for size, count in (sizes[one] & sizes[other]).items())
+        if both >= least and (best is None or both > best[0]):
+            best = both, one, other
+    spare = case.categories.get("parameter", 0) - case.categories.get("gradient", 0)
+    if best is None or (trains and 2 * spare < best[0]):
+        return None
+    return _Twice(best[1:], best[0])
+
+
+def _sizes_by_line(case: Case, timeline: Timeline) -> dict[Place, Counter[int]]:
+    """By line, the sizes of the blocks that `_held_twice` compares, the oldest line first."""
+    stacks, sizes = map(timeline.allocations.codes, ("stack", "size"))
+    rows = [row for row in case.live_rows if stacks[row] != NONE]
+    if timeline.passes.backward:
+        codes, parameter = timeline.categories.codes, CATEGORIES.index("parameter")
+        rows = [row for row in rows if codes[row] == parameter]
+    else:
+        roles = {code: role_of(case.snap.stacks[code]) for code in {stacks[row] for row in rows}}
+        rows = [row for row in rows if roles[stacks[row]] is not Role.MODULE]
+    found: dict[Place, Counter[int]] = {}
+    for row in rows:
+        found.setdefault(timeline.places[stacks[row]], Counter())[sizes[row]] += 1
+    return found
+
+
+def _free_a_copy(case: Case, twice: _Twice) -> Note:
+    """To free one of two copies of parameters: where it is held, if that is known."""
+    copy = next((one for one in twice.places if not one.package), twice.places[1])
+    chain, size = case.holder_of(copy), format_bytes(twice.bytes)
+    text = (
+        f"or free the copy that is not trained ({size}: a loaded checkpoint, a reference model), "
+        "or move it to the CPU, once what reads it is done"
+    )
+    return Note(f"{text}, in {chain}") if chain else Note(f"{text}:", copy)
 
 
 # ---- Tried -------------------------------------------------------------------------------

@@ -73,7 +73,8 @@ def rounds_before(timeline: Timeline, event: int) -> Rounds | None:
         event: The event.
 
     Returns:
-        The rounds; None where there are fewer than `FEWEST`.
+        The rounds; None where there are fewer than `FEWEST`, unless they are steps and the last
+        goes on like those before it.
     """
     steps = timeline.steps
     begins = [step.first for step in steps if step.first <= event]
@@ -85,6 +86,9 @@ def rounds_before(timeline: Timeline, event: int) -> Rounds | None:
         begins.append(steps.steps[len(begins) - 1].end)
     if len(begins) >= FEWEST:
         return _after_training(timeline, begins, event) or Rounds(tuple(begins), True)
+    if len(begins) > 1 and _is_a_forward(timeline, begins, event):
+        # Few as they are: what comes round since the last is a part of a step.
+        return Rounds(tuple(begins), True)
     since = begins[-1] if begins else 0
     found = _rounds(timeline, since, event) or _rounds(timeline, 0, event)
     return Rounds(found, False, bool(begins and timeline.passes.backward)) if found else None
@@ -455,10 +459,12 @@ def growth_of(
     begins = [*rounds.begins, event]
     lasting = _lasting_rows(timeline, begins)
     found = _growers(snap, timeline, lasting, begins, since_fall=False)
-    if not churns:
+    if not churns and not any(role is Role.USER for role, _, _ in found):
         # Where nothing is freed, what modules make may be one forward pass, or weights that are
-        # loaded: only what the program's own lines make anew and keep has piled up.
-        found = [one for one in found if one[0] is Role.USER]
+        # loaded: it has piled up where the program's own lines make more beside it each time.
+        found = []
+    if not churns:
+        found = [one for one in found if one[0] is not Role.BUILD]
     if not found and since_fall and churns:
         found = _growers(snap, timeline, lasting, begins, since_fall=True)
     if not found:

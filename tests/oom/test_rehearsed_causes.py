@@ -20,8 +20,8 @@ torch = pytest.importorskip("torch")
 
 STEPS = 16
 
-#: The process knows that no garbage holds anything.
-CLEAN = neutracer.OomFacts(garbage_bytes=0)
+#: The process knows that no garbage holds anything, and that autograd recorded.
+CLEAN = neutracer.OomFacts(garbage_bytes=0, grad_enabled=True)
 
 
 def model(width: int = 512) -> Any:
@@ -144,6 +144,54 @@ def predict(one: Any) -> Any:
     return one(batch(4096)).softmax(-1)
 
 
+def outputs_with_their_graph() -> None:
+    """Nothing is freed while they come."""
+    one = model()
+    optimizer = torch.optim.SGD(one.parameters(), lr=1e-3)
+    for _ in range(8):
+        one(batch(256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    kept = [one(batch(1024)) for _ in range(40)]
+    torch.cat(kept).mean().item()
+
+
+def state_with_its_graph() -> None:
+    cell, state = torch.nn.GRUCell(512, 512).cuda(), batch(64)
+    for _ in range(200):
+        state = cell(batch(64), state)
+
+
+def more_parts_in_each_of_few_steps() -> None:
+    one = model()
+    optimizer = torch.optim.SGD(one.parameters(), lr=1e-3)
+    for parts in (4, 8, 12):
+        sum(part_loss(one, 512) for _ in range(parts)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def larger_queries() -> None:
+    """No backward pass ever runs."""
+    one = model()
+    for rows in (*[1024] * 10, *[2048] * 10, 8192):
+        answer(one, rows)
+
+
+def answer(one: Any, rows: int) -> Any:
+    return one(batch(rows)).argmax(-1)
+
+
+def beside_a_reference() -> None:
+    one = model(2048)
+    reference = copy.deepcopy(one)
+    wanted = reference(batch(64, 2048)).detach()
+    optimizer = torch.optim.Adam(one.parameters())
+    for _ in range(3):
+        (one(batch(64, 2048)) - wanted).square().mean().backward()
+        optimizer.step()
+
+
 def losses_of_parts() -> None:
     one = model()
     optimizer = torch.optim.SGD(one.parameters(), lr=1e-3)
@@ -225,6 +273,11 @@ def ran_out(program: Callable[[], None], mib: int) -> neutracer.reports.Verdict:
         (trials_that_are_kept, 150, "leak", "release", "trial", ""),
         (gradients_of_each_sample, 500, "capacity", "smaller_step", None, "chunk_size"),
         (predictions_of_an_epoch, 250, "leak", "release", "predict", ""),
+        (outputs_with_their_graph, 150, "leak", "no_grad", "batch", "no_grad"),
+        (state_with_its_graph, 120, "leak", "release", "state_with_its_graph", "keep no graph"),
+        (more_parts_in_each_of_few_steps, 100, "capacity", "release", "part_loss", "on the sum"),
+        (larger_queries, 70, "capacity", "smaller_step", None, "inference_mode()"),
+        (beside_a_reference, 190, "capacity", "shard_state", "beside_a_reference", "the copy that"),
         (losses_of_parts, 150, "capacity", "release", "part_loss", "not on the sum"),
         (a_larger_batch, 150, "capacity", "smaller_step", None, "split the batch"),
     ],
