@@ -19,6 +19,7 @@ from neutracer.oom.steps import (
     demand_of,
     growth_of,
     rounds_before,
+    steps_before,
 )
 from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding, PlacedRow, PlainRow
@@ -489,16 +490,30 @@ class Case:
 
     @cached_property
     def rounds(self) -> Rounds | None:
-        """The steps up to the failure; None where there are too few."""
-        return None if self.timeline is None else rounds_before(self.timeline, self.at)
+        """The steps up to the failure; None where there are too few.
+
+        What is done after the training may be done before each step too, as a rollout is: where
+        more piled up over the steps, it is these.
+        """
+        if self.timeline is None:
+            return None
+        rounds = rounds_before(self.timeline, self.at)
+        if rounds is None or not rounds.is_after_training:
+            return rounds
+        steps = steps_before(self.timeline, self.at)
+        piled = [(one.bytes if one else 0) for one in map(self._growth_over, (rounds, steps))]
+        return steps if piled[1] > piled[0] else rounds
 
     @cached_property
     def growth(self) -> Growth | None:
         """What was piled up step after step; None where nothing was, or it is not known."""
+        return self._growth_over(self.rounds)
+
+    def _growth_over(self, rounds: Rounds | None) -> Growth | None:
         if self.timeline is None:
             return None
         knows_garbage = self.facts.garbage_bytes is not None
-        return growth_of(self.snap, self.timeline, self.rounds, self.at, since_fall=knows_garbage)
+        return growth_of(self.snap, self.timeline, rounds, self.at, since_fall=knows_garbage)
 
     @property
     def usable(self) -> int:

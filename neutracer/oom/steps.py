@@ -76,14 +76,7 @@ def rounds_before(timeline: Timeline, event: int) -> Rounds | None:
         The rounds; None where there are fewer than `FEWEST`, unless they are steps and the last
         goes on like those before it.
     """
-    steps = timeline.steps
-    begins = [step.first for step in steps if step.first <= event]
-    # What repeats may be the layers of one forward pass: these begin inside of a module.
-    repeats = steps.how == "repetition"
-    if begins and repeats and timeline.passes.role[begins[0]] != Role.USER:
-        begins = []
-    if begins and steps.steps[len(begins) - 1].end <= event:
-        begins.append(steps.steps[len(begins) - 1].end)
+    begins = _steps(timeline, event)
     if len(begins) >= FEWEST:
         return _after_training(timeline, begins, event) or Rounds(tuple(begins), True)
     if len(begins) > 1 and _is_a_forward(timeline, begins, event):
@@ -92,6 +85,26 @@ def rounds_before(timeline: Timeline, event: int) -> Rounds | None:
     since = begins[-1] if begins else 0
     found = _rounds(timeline, since, event) or _rounds(timeline, 0, event)
     return Rounds(found, False, bool(begins and timeline.passes.backward)) if found else None
+
+
+def steps_before(timeline: Timeline, event: int) -> Rounds | None:
+    """The steps up to an event alone, whatever came after the last of them; None where there are
+    fewer than `FEWEST`."""
+    begins = _steps(timeline, event)
+    return Rounds(tuple(begins), True) if len(begins) >= FEWEST else None
+
+
+def _steps(timeline: Timeline, event: int) -> list[int]:
+    """Where the steps up to an event begin, and what follows the last of them."""
+    steps = timeline.steps
+    begins = [step.first for step in steps if step.first <= event]
+    # What repeats may be the layers of one forward pass: these begin inside of a module.
+    repeats = steps.how == "repetition"
+    if begins and repeats and timeline.passes.role[begins[0]] != Role.USER:
+        return []
+    if begins and steps.steps[len(begins) - 1].end <= event:
+        begins.append(steps.steps[len(begins) - 1].end)
+    return begins
 
 
 def _after_training(timeline: Timeline, begins: Sequence[int], event: int) -> Rounds | None:
@@ -572,21 +585,21 @@ def _grower(
     """What one stack holds more of in every step, or in every one since it was let go of last."""
     c = timeline.allocations
     sizes, addresses = c.codes("size"), c.codes("address")
-    bytes_by, blocks_by = [0] * (len(begins) + 1), [0] * (len(begins) + 1)
+    bytes_by, last = [0] * (len(begins) + 1), len(begins) - 2
     for row, low, high in rows:
         bytes_by[low] += sizes[row]
         bytes_by[high] -= sizes[row]
-        blocks_by[low] += 1
-        blocks_by[high] -= 1
     *held, now = accumulate(bytes_by[:-1])
-    *blocks, _ = accumulate(blocks_by[:-1])
+    # A line that the program comes to late has its own beginning.
+    born = next((at for at, size in enumerate(held) if size), 0)
+    held = held[born if len(held) - born >= _FEWEST_SINCE else 0 :]
     ends = _ends(held) if since_fall else []
     if since_fall:
         begin = ends[-1] if ends else 0
         is_highest = max(held[:begin], default=math.inf) * _HIGHER <= held[-1]
         if not is_highest or len(held) - begin < _FEWEST_SINCE:
             return None, []
-        held, blocks = held[begin:], blocks[begin:]
+        held = held[begin:]
     if not rises(held) or now < _STILL * held[-1]:
         return None, []
     stack = snap.stacks[code]
@@ -594,10 +607,10 @@ def _grower(
     grower = Grower(
         place_of(stack),
         held[-1],
-        blocks[-1],
+        sum(low <= last < high for _, low, high in rows),
         (held[-1] - held[0]) // (len(held) - 1),
         len(held),
-        _grows_by_size(held, blocks),
+        _is_made_anew(sizes, rows, last - len(held) // 2, last),
         role is Role.MODULE,
         role is Role.BUILD,
         callers_of(stack),
@@ -609,11 +622,14 @@ def _grower(
     return grower, [addresses[row] for row, _, high in rows if high == len(begins)]
 
 
-def _grows_by_size(held: Sequence[int], blocks: Sequence[int]) -> bool:
-    """Whether most of what came is that blocks are larger, and not that there are more of them."""
-    first = next((at for at, count in enumerate(blocks) if count), 0)
-    more = (blocks[-1] - blocks[first]) * (held[-1] // max(blocks[-1], 1))
-    return 2 * more < held[-1] - held[first]
+def _is_made_anew(
+    sizes: Sequence[int], rows: Sequence[tuple[int, ...]], middle: int, last: int
+) -> bool:
+    """Whether most of what there was half way is gone at the end, where there is more: larger
+    blocks, and not more of them."""
+    there = [(row, high) for row, low, high in rows if low <= middle < high]
+    kept = sum(sizes[row] for row, high in there if high > last)
+    return 2 * kept < sum(sizes[row] for row, _ in there)
 
 
 def _ends(held: Sequence[int]) -> list[int]:
