@@ -17,7 +17,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-from forked import WithTorch
+from forked import Imported
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -118,9 +118,9 @@ def test_readme_links_lead_to_files() -> None:
 
 
 @pytest.fixture(scope="module")
-def with_torch_alone() -> Iterator[WithTorch]:
+def with_torch_alone() -> Iterator[Imported]:
     path = os.pathsep.join([*sys.path, str(ROOT / "tests")])
-    with WithTorch(environment={**os.environ, "PYTHONPATH": path}) as process:
+    with Imported("torch", environment={**os.environ, "PYTHONPATH": path}) as process:
         yield process
 
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import COMMAND, Imported
 from places import HELPERS, TESTS
 
 import neutracer
@@ -24,24 +25,28 @@ __version__ = "2.11.0"
 """
 
 
+#: For programs, which find the fake torch in their own folder, and for Python itself.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HELPERS, *sys.path)))}
+MODULES = ("neutracer.run.report", "neutracer.cli.run")
+
+
+@pytest.fixture(scope="module")
+def process():
+    """A process that is forked for each command: without torch, which comes with a program."""
+    with Imported(*MODULES, environment=ENVIRONMENT) as process:
+        yield process
+
+
 @pytest.fixture
-def run(tmp_path):
+def run(process, tmp_path):
     """A function that runs a program's text under `neutracer run`, with the fake torch."""
     (tmp_path / "torch.py").write_text(FAKE)
 
-    def go(text, *options, arguments=(), module=False):
+    def go(text, *options, arguments=(), module=False, **environment):
         (tmp_path / "program.py").write_text(text)
-        where = os.pathsep.join(map(str, (tmp_path, HELPERS, *sys.path)))
         program = ["-m", "program"] if module else [str(tmp_path / "program.py")]
-        command = [sys.executable, "-m", "neutracer", "run", "-o", str(tmp_path / "out")]
-        return subprocess.run(
-            [*command, *options, *program, *arguments],
-            env={**os.environ, "PYTHONPATH": where},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        words = ("run", "-o", str(tmp_path / "out"), *options, *program, *arguments)
+        return process.neutracer(*words, cwd=tmp_path, **environment)
 
     go.out = tmp_path / "out"
     return go
@@ -127,13 +132,9 @@ def test_out_of_memory_is_written_down(run):
 
 # The real torch is there for its tensors, and the program gets the fake one.
 REAL = """
-import os, sys
-paths = sys.path[:]
-sys.path[:] = [path for path in paths if path != os.path.dirname(os.path.abspath(__file__))]
-import torch as real
+import sys
 from neutracer.heap.watch import prepare_heap
 prepare_heap()
-sys.path[:] = paths
 sys.modules["real_torch"] = sys.modules.pop("torch")
 """
 
@@ -162,16 +163,27 @@ HELD = {
 }
 
 
-@pytest.fixture
-def run_with_tensors(run, tmp_path):
-    """`run`, with a fake that makes tensors of the real torch."""
+@pytest.fixture(scope="module")
+def process_with_torch():
     pytest.importorskip("torch")
-    (tmp_path / "sitecustomize.py").write_text(REAL)
+    with Imported("torch", *MODULES, environment=ENVIRONMENT) as process:
+        yield process
+
+
+@pytest.fixture
+def run_with_tensors(process_with_torch, run, tmp_path):
+    """`run`, with a fake that makes tensors of the real torch."""
     show = "import sys\nfake.show_tensors_of(sys.modules['real_torch'])\n"
     # What the fake lends from the real torch is there before the module copies it.
     (tmp_path / "torch.py").write_text(FAKE.replace("globals()", f"{show}globals()"))
-    run.out = tmp_path / "out"
-    return run
+
+    def go(text):
+        (tmp_path / "program.py").write_text(text)
+        words = ("run", "-o", str(run.out), str(tmp_path / "program.py"))
+        return process_with_torch.run(REAL + COMMAND, *words, cwd=tmp_path)
+
+    go.out = run.out
+    return go
 
 
 def words(text):
@@ -325,12 +337,11 @@ def test_child_that_imports_torch_is_left_alone(run):
     assert "never imported torch" in done.stderr
 
 
-def test_rank_is_told(run, monkeypatch):
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "8")
+def test_rank_is_told(run):
     text = "import torch\ntorch.fake.init()\n"
-    assert "program.py   rank 3 of 8 · exit code 0" in run(text).stderr
-    plain = json.loads(run(text, "--json").stdout)
+    rank = {"RANK": "3", "WORLD_SIZE": "8"}
+    assert "program.py   rank 3 of 8 · exit code 0" in run(text, **rank).stderr
+    plain = json.loads(run(text, "--json", **rank).stdout)
     assert (plain["rank"], plain["world_size"]) == (3, 8)
     assert (plain["host"], plain["pid"]) != ("", os.getpid())
     assert len([path for path in written(run, ".pickle") if "-rank3-" in path.name]) == 2
@@ -342,11 +353,9 @@ def test_page_is_written_at_one_go(run, tmp_path):
     reading, writing = os.pipe2(os.O_DIRECT)
     command = [sys.executable, "-u", "-m", "neutracer", "run", "--recorder", "pytorch"]
     command.append("program.py")
-    where = os.pathsep.join(map(str, (tmp_path, HELPERS, *sys.path)))
-    environment = {**os.environ, "PYTHONPATH": where}
     packets = []
     # Such a pipe holds few packets: unless it is read meanwhile, a traceback waits for ever.
-    with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=writing) as process:
+    with subprocess.Popen(command, env=ENVIRONMENT, cwd=tmp_path, stderr=writing) as process:
         os.close(writing)
         while packet := os.read(reading, 65536):
             packets.append(packet)
@@ -397,7 +406,7 @@ def test_ranks_under_torchrun_keep_apart(run, tmp_path):
     ours = ["-m", "neutracer", "run", "-o", "out", "program.py", "--epochs", "2"]
     done = subprocess.run(
         [*launcher, "--nproc-per-node=2", *ours],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HELPERS, *sys.path)))},
+        env=ENVIRONMENT,
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -414,9 +423,8 @@ def test_ranks_under_torchrun_keep_apart(run, tmp_path):
     assert len(list(run.out.iterdir())) == 6
 
 
-def test_missing_program_is_refused(run, tmp_path):
-    command = [sys.executable, "-m", "neutracer", "run", str(tmp_path / "missing.py")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
+def test_missing_program_is_refused(process, tmp_path):
+    done = process.neutracer("run", str(tmp_path / "missing.py"), cwd=tmp_path)
     assert done.returncode == 2
     assert "missing.py: no such file" in done.stderr
     assert "Traceback" not in done.stderr
@@ -443,9 +451,8 @@ def test_folder_that_goes_is_told(run):
     assert "note" in done.stderr
 
 
-def test_missing_module_is_refused(tmp_path):
-    command = [sys.executable, "-m", "neutracer", "run", "-m", "no.such.module"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
+def test_missing_module_is_refused(process, tmp_path):
+    done = process.neutracer("run", "-m", "no.such.module", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "neutracer: no module named no.such.module\n"
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from forked import WithTorch
+from forked import Imported
 from places import ROOT
 from without_hooks import without_hooks
 
@@ -62,15 +62,15 @@ def followed() -> int:
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[WithTorch]:
+def process() -> Iterator[Imported]:
     path = os.pathsep.join(sys.path)
-    with WithTorch(environment={**os.environ, "PYTHONPATH": path}) as process:
+    with Imported("torch", environment={**os.environ, "PYTHONPATH": path}) as process:
         yield process
 
 
-def script(process: WithTorch, text: str, **environment: str) -> str:
+def script(process: Imported, text: str, **environment: str) -> str:
     """What a program prints in a process that has torch and none of neutracer."""
-    done = process.run(f"import os\nos.environ.update({environment})\n{text}", cwd=ROOT / "tests")
+    done = process.run(text, cwd=ROOT / "tests", **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -322,7 +322,7 @@ def test_other_torches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hooks_build.target().key.startswith("torch9.9.0-")
 
 
-def refused(process: WithTorch, prepare: str) -> str:
+def refused(process: Imported, prepare: str) -> str:
     """Why the hooks are refused in a process that has done `prepare` first."""
     return script(
         process,
@@ -333,7 +333,7 @@ def refused(process: WithTorch, prepare: str) -> str:
 
 
 @needs_cpu
-def test_allocator_that_reports_otherwise_is_refused(shim: Any, process: WithTorch) -> None:
+def test_allocator_that_reports_otherwise_is_refused(shim: Any, process: Imported) -> None:
     # PyTorch's allocator for mobiles has guards around each block, and counts them in.
     text = refused(
         process,
@@ -384,7 +384,7 @@ def test_trial_of_the_allocator_bears_other_threads(watched: Any) -> None:
     ],
 )
 def test_profiler_that_starts_otherwise_is_refused(
-    shim: Any, process: WithTorch, prepare: str
+    shim: Any, process: Imported, prepare: str
 ) -> None:
     text = refused(process, prepare)
     assert "PyTorch's profiler does without torch.autograd.profiler._enable_profiler; " in text
@@ -421,7 +421,7 @@ def test_torch_for_cuda_without_a_device_is_told(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_module_for_another_torch_is_refused(shim: Any, process: WithTorch) -> None:
+def test_module_for_another_torch_is_refused(shim: Any, process: Imported) -> None:
     state = hooks.state()
     assert state is not None
     text = script(
@@ -454,7 +454,7 @@ def test_folders_of_others_are_not_trusted(
     assert hooks_build.find(goal) is None
 
 
-def test_missing_compiler_is_said_once(process: WithTorch, tmp_path: Path) -> None:
+def test_missing_compiler_is_said_once(process: Imported, tmp_path: Path) -> None:
     text = script(
         process,
         "import torch, warnings\nfrom neutracer.hooks import shim as hooks\n"

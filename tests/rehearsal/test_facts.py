@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import WithTorch
+from forked import Imported
 
 import neutracer
 from neutracer.cli.main import main
@@ -154,20 +154,20 @@ torch.save(model.state_dict(), "made/model.pt")
 
 
 @pytest.fixture(scope="module")
-def process() -> Iterator[WithTorch]:
-    with WithTorch("torch._dynamo") as process:
+def process() -> Iterator[Imported]:
+    with Imported("torch", "torch._dynamo") as process:
         yield process
 
 
 def rehearse(
-    process: WithTorch, folder: Path, script: str, *words: str
+    process: Imported, folder: Path, script: str, *words: str
 ) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(script)
     return process.neutracer("rehearse", *words, cwd=folder)
 
 
 def test_a_script_is_stopped_after_its_steps_and_writes_nothing(
-    process: WithTorch, tmp_path: Path
+    process: Imported, tmp_path: Path
 ) -> None:
     done = rehearse(process, tmp_path, SCRIPT, "--device", "L4", "train.py")
     assert done.returncode == 0, done.stderr
@@ -177,7 +177,7 @@ def test_a_script_is_stopped_after_its_steps_and_writes_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rehearsed.pickle", "train.py"]
 
 
-def test_a_script_that_fails_says_so_in_one_sentence(process: WithTorch, tmp_path: Path) -> None:
+def test_a_script_that_fails_says_so_in_one_sentence(process: Imported, tmp_path: Path) -> None:
     done = rehearse(process, tmp_path, SCRIPT, "train.py", "--nonsense")
     assert done.returncode == 2
     assert "train.py:12: the program failed: SystemError: no such option" in done.stderr
@@ -185,7 +185,7 @@ def test_a_script_that_fails_says_so_in_one_sentence(process: WithTorch, tmp_pat
     assert (tmp_path / "rehearsed.pickle").exists()
 
 
-def test_a_script_that_does_not_fit(process: WithTorch, tmp_path: Path) -> None:
+def test_a_script_that_does_not_fit(process: Imported, tmp_path: Path) -> None:
     done = rehearse(process, tmp_path, SCRIPT, "--capacity", "24MiB", "train.py")
     assert done.returncode == 1, done.stderr
     assert "it does not fit" in done.stdout
@@ -199,7 +199,7 @@ def test_no_script_and_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "ended before its first optimizer step" in capsys.readouterr().err
 
 
-def test_a_script_that_ends_itself_says_where(process: WithTorch, tmp_path: Path) -> None:
+def test_a_script_that_ends_itself_says_where(process: Imported, tmp_path: Path) -> None:
     script = 'import sys, torch\n\nx = torch.zeros(1 << 20, device="cuda")\nsys.exit(3)\n'
     done = rehearse(process, tmp_path, script, "train.py")
     assert done.returncode == 2
@@ -211,7 +211,7 @@ def test_a_script_that_ends_itself_says_where(process: WithTorch, tmp_path: Path
 
 
 def test_a_script_without_an_optimizer_is_rehearsed_to_its_end(
-    process: WithTorch, tmp_path: Path
+    process: Imported, tmp_path: Path
 ) -> None:
     script = 'import torch\n\nx = torch.zeros(1 << 20, device="cuda")\n'
     done = rehearse(process, tmp_path, script, "train.py")
@@ -219,7 +219,7 @@ def test_a_script_without_an_optimizer_is_rehearsed_to_its_end(
     assert "No optimizer made a step" in done.stdout
 
 
-def test_an_error_is_told_once(process: WithTorch, tmp_path: Path) -> None:
+def test_an_error_is_told_once(process: Imported, tmp_path: Path) -> None:
     script = 'import torch\nx = torch.zeros(4, 4, device="cuda")\nx @ x[:3]\n'
     done = rehearse(process, tmp_path, script, "train.py")
     assert done.returncode == 2
