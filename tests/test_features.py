@@ -17,17 +17,17 @@ STEADY_ENDINGS = [name for name in ENDINGS if name != "daemon_threads"]
 
 
 @pytest.mark.parametrize(
-    "endings",
+    "options",
     [
-        pytest.param(QUICK_ENDINGS, id="some endings"),
-        pytest.param(STEADY_ENDINGS, id="all endings", marks=pytest.mark.slow),
+        pytest.param(["--fork", "--endings", *QUICK_ENDINGS], id="some endings, forked"),
+        pytest.param(["--endings", *STEADY_ENDINGS], id="all endings", marks=pytest.mark.slow),
     ],
 )
-def test_watched_programs_come_to_the_same(tmp_path, endings):
+def test_watched_programs_come_to_the_same(tmp_path, options):
     pytest.importorskip("torch")
     table = str(TESTS / "gpu" / "features" / "table.py")
     command = [sys.executable, table, "--device", "cpu", "--quick", "--processes", "3"]
-    command += ["--endings", *endings]
+    command += options
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]

@@ -130,7 +130,9 @@ def _run(device: str, names: tuple[str, ...], file: Any) -> None:
             outcome = f"{type(error).__name__}: {error}"
             if outcome.count("Memory") and "OutOfMemory" in outcome:
                 outcome = "OutOfMemoryError"
+        # What there is by now would cost most of the time of the collections that follow.
         gc.collect()
+        gc.freeze()
         file.write(json.dumps({"end": name, "outcome": outcome}) + "\n")
 
 

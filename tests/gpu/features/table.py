@@ -2,7 +2,7 @@
 """Features of training programs, plain and under each watcher: the same results, bit for bit.
 
 usage: python table.py [--device cuda] [--processes 12] [--quick] [--endings PROGRAM ...]
-                       [--seconds 520] [--json FILE]
+                       [--fork] [--seconds 520] [--json FILE]
 
 Every feature is run without us, twice, and then under each watcher alone and under all of
 them; so are programs that fail, whose standard output, standard error and exit code are
@@ -20,15 +20,18 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
+sys.path.append(str(ROOT / "tests" / "helpers"))
 
 # Seconds for one feature or one failing program, and for all.
 _FEATURE_S = 100.0
@@ -73,6 +76,17 @@ QUICK_ENDINGS = ("uncaught_in_backward", "interrupt_by_signal", "at_exit", "erro
 SHOWN_ONLY = {"cuda": {"record all": "record_all"}, "cpu": {}}
 
 
+# Runs the script or module that is its first word, in a process that has torch.
+_SCRIPT = """
+import os, runpy, sys
+del sys.argv[0]
+if sys.argv[0] == "neutracer":
+    runpy.run_module("neutracer", run_name="__main__", alter_sys=True)
+else:
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
 # Exit code, standard output and standard error.
 Ending = tuple[int, str, str]
 
@@ -87,9 +101,17 @@ class Column:
 
 
 class Runs:
-    """All runs, and how long they may take."""
+    """All runs, and how long they may take.
 
-    def __init__(self, device: str, folder: Path, seconds: float) -> None:
+    Args:
+        device: "cuda" or "cpu".
+        folder: For their files.
+        seconds: For all of them.
+        fork: Whether they are forks of a process that has imported torch, one after the other;
+            but features under the command "run", which see the import itself.
+    """
+
+    def __init__(self, device: str, folder: Path, seconds: float, fork: bool) -> None:
         self.device = device
         self.folder = folder
         self.end = time.monotonic() + seconds
@@ -102,6 +124,16 @@ class Runs:
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
         }
+        self.lock = threading.Lock()
+        self.imported: Any = None
+        if fork:
+            from forked import Imported
+
+            self.imported = Imported("torch", "torch._dynamo", environment=self.environment)
+
+    def close(self) -> None:
+        if self.imported is not None:
+            self.imported.__exit__()
 
     def build(self) -> None:
         """Compile the hooks, so that no feature waits for that; where they can't be had the
@@ -127,6 +159,12 @@ class Runs:
     def _some(self, stem: str, how: str, names: list[str], out: dict[str, str]) -> str | None:
         """Run what comes until the process ends; the feature that was begun last."""
         path = self.folder / f"{stem}.jsonl"
+        if self.imported is not None and not how.startswith("run"):
+            code = self._forked(str(HERE / "child.py"), self.device, str(path), how, *names)[0]
+            began = self._read(path, out)
+            if began is not None and began not in out:
+                out[began] = f"ended the process: {code}"
+            return began
         log = (self.folder / f"{stem}.log").open("w")
         command = self._command(how, HERE / "child.py", stem)
         watchers = "none" if how.startswith("run") else how
@@ -169,6 +207,13 @@ class Runs:
                 out[told["end"]] = told["outcome"]
         return began
 
+    def _forked(self, script: str, *words: str) -> Ending:
+        """How a script, or the module neutracer, ends in a fork."""
+        assert self.imported is not None
+        with self.lock:
+            done = self.imported.run(_SCRIPT, script, *words, cwd=self.folder)
+        return done.returncode, done.stdout, done.stderr
+
     def _command(self, how: str, script: Path, stem: str) -> list[str]:
         if not how.startswith("run"):
             return [sys.executable, str(script)]
@@ -191,6 +236,9 @@ class Runs:
         else:
             command = [sys.executable, str(HERE / "ending_child.py"), self.device, how]
             command.append(str(script))
+        if self.imported is not None:
+            code, output, error = self._forked(*command[2 if how.startswith("run") else 1 :])
+            return code, output, plain_error(error, how)
         try:
             done = subprocess.run(
                 command,
@@ -217,7 +265,10 @@ _PAGE = re.compile(
     r"^\S+\.py +exit code.*?(?=\n(?:Exception ignored|Fatal Python error|terminate called)|\Z)",
     re.M | re.S,
 )
-_CHILD = re.compile(r'^  File "[^"]*ending_child\.py", line \d+, in <module>\n(    .*\n)*', re.M)
+_CHILD = re.compile(
+    r'^  File "(?:[^"]*ending_child\.py|<string>|<program>|<frozen runpy>)", line .*\n(    .*\n)*',
+    re.M,
+)
 # Hooks on modules let a call take another way through PyTorch's own frames.
 _MODULE = re.compile(r'^  File "[^"]*torch/nn/modules/module\.py", line .*\n(    .*\n)*', re.M)
 _CHANGES = re.compile(r"\b0x[0-9a-f]+|^==\d+==|GPU \d has a total.*|Process \d+ .*", re.M)
@@ -245,6 +296,7 @@ def compared(
     only: Sequence[str] = (),
     seconds: float = _ALL_S,
     some: Sequence[str] = QUICK_ENDINGS,
+    fork: bool = False,
 ) -> tuple[list[str], dict[str, Column]]:
     """The names of features, and by watcher what they came to; "plain" and "again" first."""
     from base import FEATURES
@@ -264,8 +316,11 @@ def compared(
     if only:
         how = {title: each for title, each in how.items() if title in ("plain", "again", *only)}
     columns = {title: Column() for title in how}
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(processes) as pool:
-        runs = Runs(device, Path(folder), seconds)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(Runs(device, Path(folder), seconds, fork)) as runs,
+        ThreadPoolExecutor(processes) as pool,
+    ):
         runs.build()
         # What is compiled is compiled once, by the first.
         whole = [
@@ -380,6 +435,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--endings", nargs="+", default=QUICK_ENDINGS, help="with --quick: programs that fail"
     )
+    parser.add_argument(
+        "--fork", action="store_true", help="few processes import torch, of which others are forks"
+    )
     parser.add_argument("--seconds", type=float, default=_ALL_S, help="for all of it")
     parser.add_argument("--json", help="a file for all outcomes")
     parser.add_argument("--only", nargs="+", default=(), metavar="WATCHER", help="only these")
@@ -392,6 +450,7 @@ def main(words: Sequence[str]) -> int:
         options.only,
         options.seconds,
         options.endings,
+        options.fork,
     )
     if options.json:
         plain: dict[str, Any] = {title: vars(column) for title, column in columns.items()}
