@@ -98,6 +98,16 @@ def torch() -> Any:
     return pytest.importorskip("torch", reason="needs torch, which is not installed here")
 
 
+@pytest.fixture(scope="session")
+def with_torch(torch: Any) -> Iterator[Any]:
+    """An `Imported` that has torch and nothing of neutracer, and is forked for each program."""
+    from forked import Imported
+
+    path = os.pathsep.join(sys.path)
+    with Imported("torch", environment={**os.environ, "PYTHONPATH": path}) as process:
+        yield process
+
+
 #: The files that take longest, which begin first: what runs last runs alone.
 LONG = (
     *("test_features", "test_attach", "test_differential", "test_notebooks", "test_package"),

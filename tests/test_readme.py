@@ -12,12 +12,10 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-from forked import Imported
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -117,13 +115,6 @@ def test_readme_links_lead_to_files() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-@pytest.fixture(scope="module")
-def with_torch_alone() -> Iterator[Imported]:
-    path = os.pathsep.join([*sys.path, str(ROOT / "tests")])
-    with Imported("torch", environment={**os.environ, "PYTHONPATH": path}) as process:
-        yield process
-
-
 def failed_examples(name: str) -> int:
     """How many of a module's examples do not print what they say, which is printed."""
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -141,7 +132,7 @@ def test_docstring_examples_run_as_written(name: str, request: pytest.FixtureReq
         # Without the folder that it is run in, which has the sources.
         call = "import sys; del sys.path[0]; from test_readme import failed_examples; "
         call += f"sys.exit(failed_examples({name!r}))"
-        done = request.getfixturevalue("with_torch_alone").run(call, cwd=ROOT)
+        done = request.getfixturevalue("with_torch").run(call, cwd=ROOT)
         assert done.returncode == 0, done.stdout + done.stderr
     else:
         assert failed_examples(name) == 0

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import gc
-import resource
-import subprocess
-import sys
 import warnings
 import weakref
 from typing import Any
 
 import pytest
+from forked import Imported
 
 from neutracer.heap.autograd import AutogradLinks, read_autograd
 
@@ -182,7 +180,8 @@ def test_gradient_of_inner_tensor_is_read_when_retained(torch: Any, made: bool) 
 
 
 LONG = """
-import sys, torch
+import resource, sys, torch
+resource.setrlimit(resource.RLIMIT_STACK, (5 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
 from neutracer.heap.autograd import read_autograd
 y = torch.ones(1, requires_grad=True)
 kept = []
@@ -197,15 +196,8 @@ print(min(left) > 0)
 
 
 @pytest.mark.parametrize("outputs", ["last", "kept"])
-def test_very_long_graph_can_be_freed(torch: Any, outputs: str) -> None:
+def test_very_long_graph_can_be_freed(with_torch: Imported, outputs: str) -> None:
     # torch frees nodes that Python has seen by recursion, some 190 bytes of stack a node, and
     # the stack has an end, here before the last of them.
-    small = resource.RLIMIT_STACK, (5 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1])
-    done = subprocess.run(
-        [sys.executable, "-c", LONG, outputs],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(*small),
-    )
+    done = with_torch.run(LONG, outputs)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

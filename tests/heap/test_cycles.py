@@ -6,14 +6,13 @@ from __future__ import annotations
 import functools
 import gc
 import json
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Imported
 
 import neutracer
 
@@ -276,10 +275,11 @@ print({expression})
         ("neutracer.garbage_bytes('cpu')", "4000"),
     ],
 )
-def test_the_first_look_of_a_process_collects_nothing(expression: str, shown: str) -> None:
+def test_the_first_look_of_a_process_collects_nothing(
+    with_torch: Imported, expression: str, shown: str
+) -> None:
     script = FIRST_LOOK.format(expression=expression)
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    done = with_torch.run(script)
     assert (done.stdout.strip(), done.stderr) == (shown, "")
 
 

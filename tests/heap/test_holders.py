@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 import types
 import weakref
 from typing import Any
 
 import pytest
+from forked import Imported
 
 from neutracer.heap.holders import HoldersReport, notebook_holders, release_holders
 from neutracer.render.report import dumps
@@ -174,7 +174,8 @@ def test_report_is_plain_data(torch: Any, shell: Shell) -> None:
 
 
 REAL = """
-import json, sys, tempfile, os
+import json, sys, tempfile, os, warnings
+warnings.simplefilter("ignore")
 os.environ["IPYTHONDIR"] = tempfile.mkdtemp()
 from IPython.core.interactiveshell import InteractiveShell
 from neutracer.heap.holders import notebook_holders, release_holders
@@ -204,10 +205,9 @@ print(json.dumps([before, after.total_bytes, [h.kind for h in after], gone]))
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("IPython"), reason="needs IPython")
-def test_real_ipython_is_understood(torch: Any) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", REAL], capture_output=True, text=True, check=True
-    )
+def test_real_ipython_is_understood(with_torch: Imported) -> None:
+    done = with_torch.run(REAL)
+    assert done.returncode == 0, done.stderr
     before, after, kinds, gone = json.loads(done.stdout.splitlines()[-1])
     assert (before["Out[2]"], before["_3"]) == (4000, 8000)
     assert before["sys.last_value"] == 20000

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from forked import Imported
 
 from neutracer._native import core
 
@@ -329,7 +330,7 @@ def test_refusal_tells_the_reason() -> None:
     assert "torch has not been imported" in done.stdout
 
 
-def test_modes_do_not_disturb_learning() -> None:
+def test_modes_do_not_disturb_learning(with_torch: Imported) -> None:
     script = (
         "import torch\n"
         "from neutracer._native import core\n"
@@ -342,7 +343,7 @@ def test_modes_do_not_disturb_learning() -> None:
         "    core.tensor_prepare()\n"
         "print(core.tensor_facts(torch.ones(2, 3, dtype=torch.int8))['storage_bytes'])\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = with_torch.run(script)
     assert done.stdout == "6\n", done.stderr
 
 

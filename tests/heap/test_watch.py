@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
-import subprocess
 import sys
 import threading
 import warnings
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Imported
 
 import neutracer
 from neutracer import TensorCycle, TensorCycleWarning
@@ -243,7 +242,7 @@ def test_ranks_have_pages_of_their_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert [path.name for path in tmp_path.iterdir()] == [f"cycle-{cycle.signature}-rank1.html"]
 
 
-def test_forked_children_write_no_pages(tmp_path: Path) -> None:
+def test_forked_children_write_no_pages(with_torch: Imported, tmp_path: Path) -> None:
     code = (
         "import gc, os, warnings, neutracer, cycle_cases\n"
         "warnings.simplefilter('ignore')\n"
@@ -257,7 +256,7 @@ def test_forked_children_write_no_pages(tmp_path: Path) -> None:
         "if not child:\n"
         "    os._exit(0)\n"
     )
-    done = script(code.replace("FOLDER", str(tmp_path)))
+    done = with_torch.run(code.replace("FOLDER", str(tmp_path)))
     assert (done.stdout, done.stderr) == ("1 0\n1 1\n", "")
 
 
@@ -268,35 +267,26 @@ def test_signatures_tell_shapes_apart() -> None:
     assert len(signatures) == len(cases.CASES) - len(alike) + 1
 
 
-def script(text: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """What a fresh interpreter makes of a program."""
-    return subprocess.run(
-        [sys.executable, *options, "-c", text],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-
-
-def test_signature_is_the_same_in_another_process() -> None:
+def test_signature_is_the_same_in_another_process(with_torch: Imported) -> None:
     code = (
-        "import gc, neutracer, cycle_cases\n"
+        "import gc, warnings, neutracer, cycle_cases\n"
+        "warnings.simplefilter('ignore')\n"
         "with neutracer.warn_tensor_cycles(device='cpu') as watch:\n"
         "    cycle_cases.two_nodes(); gc.collect()\n"
         "print(watch.cycles[0].signature)\n"
     )
-    done = script(code, "-W", "ignore")
+    done = with_torch.run(code)
     assert done.returncode == 0, done.stderr
     (cycle,) = seen(cases.two_nodes)
     assert done.stdout.strip() == cycle.signature
 
 
-def test_end_of_the_interpreter_is_no_cycle() -> None:
+def test_end_of_the_interpreter_is_no_cycle(with_torch: Imported) -> None:
     program = "class C:\n    import torch\n    held = torch.zeros(4)\n"
     code = (
         f"import torch, neutracer\nneutracer.warn_tensor_cycles('cpu')\nexec({program!r}, {{}})\n"
     )
-    done = script(code)
+    done = with_torch.run(code)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -402,7 +392,7 @@ SCRIPTS = {
 @pytest.mark.parametrize(
     ("name", "told"), [("exit", ""), ("fork", "child 0 parent [1]"), ("inside", "seen 1")]
 )
-def test_watch_survives(name: str, told: str) -> None:
+def test_watch_survives(with_torch: Imported, name: str, told: str) -> None:
     head = (
         "import gc, os, sys, warnings, neutracer\n"
         "from cycle_cases import bound_method_of_itself as make\n"
@@ -410,7 +400,7 @@ def test_watch_survives(name: str, told: str) -> None:
         "gc.collect(); gc.disable()\n"
         "watch = neutracer.warn_tensor_cycles(device='cpu')\n"
     )
-    done = script(head + SCRIPTS[name], "-X", "faulthandler")
+    done = with_torch.run(head + SCRIPTS[name])
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.strip() == told
 

@@ -13,7 +13,7 @@ from typing import Any
 # Reads a program per line, and writes how the fork that ran it has ended; one that takes longer
 # than any test is killed.
 _SERVER = """
-import json, os, signal, sys
+import json, os, signal, sys, types
 for name in sys.argv[1:]:
     __import__(name)
 answers, jobs = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
@@ -35,12 +35,15 @@ for line in jobs:
     os.chdir(folder)
     os.environ.update(environment)
     sys.argv = words
-    exec(compile(program, "<program>", "exec"), {"__name__": "__main__"})
+    own, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
+    exec(compile(program, "<program>", "exec"), vars(sys.modules["__main__"]))
     break
 """
 
 #: The command `neutracer`.
 COMMAND = "import sys; from neutracer.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+_HERE = Path()
 
 
 class Imported:
@@ -67,7 +70,7 @@ class Imported:
         self._process.communicate()
 
     def run(
-        self, program: str, *words: str, cwd: Path, **environment: str
+        self, program: str, *words: str, cwd: Path = _HERE, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """A program, with words for its `sys.argv` and more variables, run to its end in a
         folder."""
@@ -81,7 +84,7 @@ class Imported:
         return subprocess.CompletedProcess(list(words), code, *texts)
 
     def neutracer(
-        self, *words: str, cwd: Path, **environment: str
+        self, *words: str, cwd: Path = _HERE, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """The command `neutracer`."""
         return self.run(COMMAND, *words, cwd=cwd, **environment)

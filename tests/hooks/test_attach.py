@@ -61,16 +61,9 @@ def followed() -> int:
     return hooks.device_stats(-1)["allocated_bytes.all.current"]
 
 
-@pytest.fixture(scope="module")
-def process() -> Iterator[Imported]:
-    path = os.pathsep.join(sys.path)
-    with Imported("torch", environment={**os.environ, "PYTHONPATH": path}) as process:
-        yield process
-
-
-def script(process: Imported, text: str, **environment: str) -> str:
+def script(with_torch: Imported, text: str, **environment: str) -> str:
     """What a program prints in a process that has torch and none of neutracer."""
-    done = process.run(text, cwd=ROOT / "tests", **environment)
+    done = with_torch.run(text, cwd=ROOT / "tests", **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -322,10 +315,10 @@ def test_other_torches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hooks_build.target().key.startswith("torch9.9.0-")
 
 
-def refused(process: Imported, prepare: str) -> str:
+def refused(with_torch: Imported, prepare: str) -> str:
     """Why the hooks are refused in a process that has done `prepare` first."""
     return script(
-        process,
+        with_torch,
         "import ctypes, torch\nfrom neutracer.errors import UnavailableError\n"
         f"from neutracer.hooks import shim as hooks\n{prepare}\n"
         "try:\n    hooks.load()\nexcept UnavailableError as error:\n    print(error)",
@@ -333,10 +326,10 @@ def refused(process: Imported, prepare: str) -> str:
 
 
 @needs_cpu
-def test_allocator_that_reports_otherwise_is_refused(shim: Any, process: Imported) -> None:
+def test_allocator_that_reports_otherwise_is_refused(shim: Any, with_torch: Imported) -> None:
     # PyTorch's allocator for mobiles has guards around each block, and counts them in.
     text = refused(
-        process,
+        with_torch,
         f"c10 = ctypes.CDLL({str(hooks_build.installed_torch().folder / 'lib' / 'libc10.so')!r})\n"
         "other = c10._ZN3c1028GetDefaultMobileCPUAllocatorEv\n"
         "other.restype = ctypes.c_void_p\n"
@@ -384,9 +377,9 @@ def test_trial_of_the_allocator_bears_other_threads(watched: Any) -> None:
     ],
 )
 def test_profiler_that_starts_otherwise_is_refused(
-    shim: Any, process: Imported, prepare: str
+    shim: Any, with_torch: Imported, prepare: str
 ) -> None:
-    text = refused(process, prepare)
+    text = refused(with_torch, prepare)
     assert "PyTorch's profiler does without torch.autograd.profiler._enable_profiler; " in text
 
 
@@ -421,11 +414,11 @@ def test_torch_for_cuda_without_a_device_is_told(monkeypatch: pytest.MonkeyPatch
     )
 
 
-def test_module_for_another_torch_is_refused(shim: Any, process: Imported) -> None:
+def test_module_for_another_torch_is_refused(shim: Any, with_torch: Imported) -> None:
     state = hooks.state()
     assert state is not None
     text = script(
-        process,
+        with_torch,
         "import torch\nfrom pathlib import Path\nfrom neutracer._native import load_hooks\n"
         "torch.__version__ = '9.9'\n"
         f"try:\n    load_hooks(Path({state.built_at!r}))\n"
@@ -454,9 +447,9 @@ def test_folders_of_others_are_not_trusted(
     assert hooks_build.find(goal) is None
 
 
-def test_missing_compiler_is_said_once(process: Imported, tmp_path: Path) -> None:
+def test_missing_compiler_is_said_once(with_torch: Imported, tmp_path: Path) -> None:
     text = script(
-        process,
+        with_torch,
         "import torch, warnings\nfrom neutracer.hooks import shim as hooks\n"
         "with warnings.catch_warnings(record=True) as said:\n"
         "    warnings.simplefilter('always')\n"

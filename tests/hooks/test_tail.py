@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from bundle import snapshot
+from forked import Imported
 from places import ROOT
 from segment_sums import blocks_fill_segments
 from without_hooks import without_hooks
@@ -346,7 +347,6 @@ def test_later_calls_keep_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> Non
 
 CPU_PROGRAM = textwrap.dedent("""
     import gc, json, sys, torch, neutracer
-    sys.path.append("helpers")
     from segment_sums import blocks_fill_segments
     model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
     optimizer = torch.optim.AdamW(model.parameters())
@@ -397,11 +397,8 @@ CPU_PROGRAM = textwrap.dedent("""
 """)
 
 
-def test_cpu_allocations_of_torch_are_followed() -> None:
-    pytest.importorskip("torch")
-    done = subprocess.run(
-        [sys.executable, "-c", CPU_PROGRAM], cwd=ROOT / "tests", capture_output=True, text=True
-    )
+def test_cpu_allocations_of_torch_are_followed(with_torch: Imported) -> None:
+    done = with_torch.run(CPU_PROGRAM)
     if "UnavailableError" in done.stderr:
         without_hooks(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
@@ -416,7 +413,7 @@ def test_cpu_allocations_of_torch_are_followed() -> None:
     assert told["what_if"].startswith("refused: this is CPU memory")
     if not told["refused"]:
         assert {"step", "forward"} <= set(told["names"])
-        assert told["files"] == ["<string>"]
+        assert told["files"] == ["<program>"]
 
 
 HOLDERS_PROGRAM = textwrap.dedent("""
@@ -433,11 +430,8 @@ HOLDERS_PROGRAM = textwrap.dedent("""
 """)
 
 
-def test_live_says_who_holds_on_request() -> None:
-    pytest.importorskip("torch")
-    done = subprocess.run(
-        [sys.executable, "-c", HOLDERS_PROGRAM], cwd=ROOT / "tests", capture_output=True, text=True
-    )
+def test_live_says_who_holds_on_request(with_torch: Imported) -> None:
+    done = with_torch.run(HOLDERS_PROGRAM)
     if "UnavailableError" in done.stderr:
         without_hooks(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
@@ -462,9 +456,8 @@ MODULES_PROGRAM = textwrap.dedent("""
 """)
 
 
-def test_modules_mark_what_they_allocate() -> None:
-    pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, "-c", MODULES_PROGRAM], capture_output=True, text=True)
+def test_modules_mark_what_they_allocate(with_torch: Imported) -> None:
+    done = with_torch.run(MODULES_PROGRAM)
     if "UnavailableError" in done.stderr:
         without_hooks(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
@@ -507,10 +500,9 @@ FORKING_PROGRAM = textwrap.dedent("""
 """)
 
 
-def test_child_of_a_fork_waits_for_no_lock() -> None:
+def test_child_of_a_fork_waits_for_no_lock(with_torch: Imported) -> None:
     """Threads that allocate are not there in the child; what they had locked would stay so."""
-    pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, "-c", FORKING_PROGRAM], capture_output=True, text=True)
+    done = with_torch.run(FORKING_PROGRAM)
     if "UnavailableError" in done.stderr:
         without_hooks(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from types import ModuleType
@@ -88,8 +87,7 @@ def test_without_torch_nothing_happens(monkeypatch):
     assert "torch" not in sys.modules
 
 
-def test_real_frames_import_nothing():
-    pytest.importorskip("torch")
+def test_real_frames_import_nothing(with_torch):
     script = """
 import sys, torch
 from neutracer.recording.recorder import light_symbols
@@ -102,4 +100,5 @@ assert [frame["name"] for frame in frames][0] == "here", frames
 assert "torch._inductor" not in sys.modules
 assert "_inductor" not in vars(torch)
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    done = with_torch.run(script)
+    assert done.returncode == 0, done.stderr
