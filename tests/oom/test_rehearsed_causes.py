@@ -305,7 +305,7 @@ def fraction_run(program: Callable[[], None], share: float, mib: int) -> int:
     whole = batch
     try:
         globals()["batch"] = lambda rows, width=512: whole(int(rows * share), width)
-        snap = neutracer.rehearse(program, steps=9, capacity=f"{mib}MiB")
+        snap = neutracer.rehearse(program, steps=1, capacity=f"{mib}MiB")
     finally:
         globals()["batch"] = whole
     assert snap.rehearsed is not None
@@ -314,7 +314,7 @@ def fraction_run(program: Callable[[], None], share: float, mib: int) -> int:
 
 @pytest.mark.parametrize("mib", [900, 1000])
 def test_step_longer_than_all_before_is_judged_by_its_length(mib: int) -> None:
-    snap = neutracer.rehearse(longer_horizons, steps=9, capacity=f"{mib}MiB")
+    snap = neutracer.rehearse(longer_horizons, steps=1, capacity=f"{mib}MiB")
     report = neutracer.explain(snap, facts=CLEAN)
     first = report.verdicts[0]
     # Its loop is four times as long; when it fails it has run more of it than any step did.
