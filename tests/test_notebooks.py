@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ipython_cells import outputs_of
+from forked import Imported
+from ipython_cells import environment, outputs_in_fork
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
@@ -53,9 +56,19 @@ def stored_text(cell: dict[str, Any]) -> str:
     return "".join(parts)
 
 
-#: A rehearsal takes time per operator: the ordinary run has a third of the model's blocks, three
+#: A rehearsal takes time per operator: the ordinary run has a sixth of the model's blocks, four
 #: times as wide. `test_notebook_runs_in_a_kernel` runs what is written.
-_SMALLER = ("width=1024, depth=12", "width=3072, depth=4")
+_SMALLER = ("width=1024, depth=12", "width=4096, depth=2")
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Imported]:
+    """A process that is forked for each notebook."""
+    names = ["IPython.core.interactiveshell", "matplotlib.pyplot"]
+    names += ["torch"] if importlib.util.find_spec("torch") else []
+    home = tmp_path_factory.mktemp("home")
+    with Imported(*names, environment=environment(home)) as process:
+        yield process
 
 
 def fresh_text(answer: dict[str, Any]) -> str:
@@ -64,11 +77,11 @@ def fresh_text(answer: dict[str, Any]) -> str:
 
 
 @every_notebook
-def test_cells_run_and_claims_hold(path: Path, tmp_path: Path) -> None:
+def test_cells_run_and_claims_hold(process: Imported, path: Path) -> None:
     needs(path)
     cells = cells_of(path)
     sources = ["".join(cell["source"]).replace(*_SMALLER) for cell in cells]
-    answers = outputs_of(sources, path.parent, tmp_path)
+    answers = outputs_in_fork(process, sources, path.parent)
     assert [answer["error"] for answer in answers] == [None] * len(cells)
     assert "assert " in "".join(cells[-1]["source"])
     if not uses_torch(path):

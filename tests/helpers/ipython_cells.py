@@ -8,7 +8,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forked import Imported
 
 # Pictures are told by their size: what they show is another test's matter.
 _PICTURES = ("image/png",)
@@ -23,15 +26,31 @@ def outputs_of(cells: list[str], folder: Path, home: Path) -> list[dict[str, Any
         folder: Where they run.
         home: A folder for what IPython writes.
     """
-    environment = {**os.environ, "IPYTHONDIR": str(home), "MPLCONFIGDIR": str(home)}
     done = subprocess.run(
         [sys.executable, __file__],
         input=json.dumps(cells),
         capture_output=True,
         text=True,
         cwd=folder,
-        env={**environment, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
+        env=environment(home),
     )
+    return _answers(done)
+
+
+def outputs_in_fork(process: Imported, cells: list[str], folder: Path) -> list[dict[str, Any]]:
+    """As `outputs_of`, in a fork of a process that had `environment`."""
+    program = "import json, sys, ipython_cells\n"
+    program += "print(json.dumps(ipython_cells._run(json.loads(sys.argv[1]))))"
+    return _answers(process.run(program, json.dumps(cells), cwd=folder))
+
+
+def environment(home: Path) -> dict[str, str]:
+    """What IPython runs with, which writes into `home`."""
+    folders = {"IPYTHONDIR": str(home), "MPLCONFIGDIR": str(home), "PYTHONPATH": ":".join(sys.path)}
+    return {**os.environ, **folders, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+
+
+def _answers(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
     answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return answers

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from places import PACKAGE
+from forked import Imported
 
 import neutracer
 
@@ -32,6 +29,7 @@ from neutracer.rank.watch import current_watch
 from neutracer.recording.long_history import OutOfMemory
 
 how, is_handled = sys.argv[1], sys.argv[2] == "handled"
+assert current_watch().written == 0
 dist.init_process_group("gloo")
 rank, out, watch = dist.get_rank(), os.environ["OUT"], current_watch()
 
@@ -49,6 +47,10 @@ while not watch.publish():
     time.sleep(0.1)
 # Blocks are followed once something is told.
 kept = [torch.zeros(3 << 20)]
+dist.barrier()
+if rank == 0 and how == "SIGTERM":
+    with open(f"{out}/report.txt", "w") as file:
+        file.write(str(watch.report()))
 dist.barrier()
 if rank == 0:
     while not os.path.exists(f"{out}/said-1.txt"):
@@ -90,25 +92,23 @@ class Ended:
         return {text.rpartition(" ")[0]: float(text.rpartition(" ")[2]) for text in lines}
 
 
-def launched(folder: Path, *how: str) -> Ended:
+def launched(with_torch: Imported, folder: Path, *how: str) -> Ended:
     script = folder / "train.py"
     script.write_text(PROGRAM)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = ["--standalone", "--nproc-per-node=2"]
     command += ["-m", "neutracer", "run", "-o", str(folder / "run"), str(script), *how]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(PACKAGE),
-        "OUT": str(folder),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    launcher = "from torch.distributed.run import main\nmain()"
+    environment = {"OUT": str(folder), "OMP_NUM_THREADS": "1"}
+    done = with_torch.run(launcher, *command, cwd=folder, **environment)
     assert done.returncode == 1, done.stderr
     return Ended(folder, done.stderr)
 
 
 @needs_cpu
-def test_out_of_memory_has_the_peer_write_its_layout_and_so_does_sigterm(tmp_path: Path) -> None:
-    job = launched(tmp_path, "oom", "default")
+def test_out_of_memory_has_the_peer_write_its_layout_and_so_does_sigterm(
+    with_torch: Imported, tmp_path: Path
+) -> None:
+    job = launched(with_torch, tmp_path, "oom", "default")
     assert (job.exit_code(1), job.exit_code(0)) == (1, -15)
     # The peer knew of it before it was ended.
     assert "first 1" in job.told(0)
@@ -121,8 +121,13 @@ def test_out_of_memory_has_the_peer_write_its_layout_and_so_does_sigterm(tmp_pat
 
 
 @needs_cpu
-def test_sigterm_ends_a_rank_after_its_layout_and_leaves_handlers_alone(tmp_path: Path) -> None:
-    job = launched(tmp_path, "SIGTERM", "handled")
+def test_sigterm_ends_a_rank_after_its_layout_and_leaves_handlers_alone(
+    with_torch: Imported, tmp_path: Path
+) -> None:
+    job = launched(with_torch, tmp_path, "SIGTERM", "handled")
+    told = (tmp_path / "report.txt").read_text()
+    assert "2 ranks" in told
+    assert told.count("running") == 2
     assert (job.exit_code(1), job.exit_code(0)) == (-15, 7)
     assert "handled" in job.told(0)
     last = job.files(1, "terminated")
@@ -132,8 +137,10 @@ def test_sigterm_ends_a_rank_after_its_layout_and_leaves_handlers_alone(tmp_path
 
 
 @needs_cpu
-def test_killed_rank_leaves_its_peer_the_time_for_a_layout(tmp_path: Path) -> None:
-    job = launched(tmp_path, "SIGKILL", "default")
+def test_killed_rank_leaves_its_peer_the_time_for_a_layout(
+    with_torch: Imported, tmp_path: Path
+) -> None:
+    job = launched(with_torch, tmp_path, "SIGKILL", "default")
     assert (job.exit_code(1), job.exit_code(0)) == (-9, -15)
     assert len(job.files(0, "terminated")) == 1
     assert not job.files(1, "*")

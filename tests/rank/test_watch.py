@@ -5,12 +5,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from places import PACKAGE
 from rank_job import RankJob
 
 import neutracer
@@ -217,41 +214,3 @@ def test_watch_leaves_a_signal_to_whom_it_belongs() -> None:
             core.signals_close(waiter)
     finally:
         first.stop()
-
-
-UNDER_RUN = """
-import os, sys, time
-import torch
-import torch.distributed as dist
-import neutracer
-from neutracer.rank.watch import current_watch
-
-watch = current_watch()
-assert watch is not None and watch.written == 0
-dist.init_process_group("gloo")
-while not watch.publish():
-    time.sleep(0.1)
-dist.barrier()
-if dist.get_rank() == 0:
-    with open(os.environ["OUT"], "w") as file:
-        file.write(str(watch.report()))
-dist.barrier()
-"""
-
-
-def test_run_under_torchrun_tells_by_itself(tmp_path: Path) -> None:
-    script, out = tmp_path / "train.py", tmp_path / "told.txt"
-    script.write_text(UNDER_RUN)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "neutracer", "run", "-o", str(tmp_path / "run"), str(script)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(PACKAGE),
-        "OUT": str(out),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    told = out.read_text()
-    assert "2 ranks" in told
-    assert told.count("running") == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -235,7 +234,7 @@ def test_learning_needs_a_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no CUDA device" in capsys.readouterr().err
 
 
-def test_nothing_is_written_moved_or_removed(tmp_path: Path) -> None:
+def test_nothing_is_written_moved_or_removed(process: Imported, tmp_path: Path) -> None:
     (tmp_path / "kept.txt").write_text("as it was")
     (tmp_path / "old").mkdir()
     (tmp_path / "write.py").write_text(
@@ -256,8 +255,7 @@ for _ in range(3):
     optimizer.step()
 """
     )
-    command = [sys.executable, "-m", "neutracer", "rehearse", "write.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = process.neutracer("rehearse", "write.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["kept.txt", "old", "rehearsed.pickle", "write.py"]
