@@ -983,8 +983,12 @@ class OverviewReport(Report):
                 blocks.extend(device.phases.blocks())
         if self._odd:
             blocks.append(KeyValues("Also", self._odd))
-        unseen = _not_looked_at_text(self.not_looked_at)
-        healthy = f"Nothing wrong found; not looked at: {unseen}."
+        seen = [words for kind, words in _KIND_WORDS.items() if kind not in self.not_looked_at]
+        if any(device.end_known for device in self.devices):
+            seen.insert(0, "fragmentation")
+        healthy = f"Nothing wrong found. Looked at: {', '.join(seen) or 'the file alone'}."
+        if self.not_looked_at:
+            healthy += f" Not looked at: {_not_looked_at_text(self.not_looked_at)}."
         if not self.devices:
             healthy = "There is nothing to look at: no device has segments or events."
         title = self.file or "this process"
