@@ -16,6 +16,7 @@ from neutracer.cli.parts import (
     add_max_memory,
     add_window,
     check_written,
+    complain,
     complain_of,
     is_page,
     say_written,
@@ -77,6 +78,8 @@ def _view(options: argparse.Namespace) -> int:
     output = f"{name}.html" if options.output is None else options.output
     try:
         check_written(output, options.file)
+        if output and not is_page(output):
+            return complain(f"{output}: a page ends in .html; report -o writes other formats")
         with without_history_warning():
             window = window_of(options)
             source = load(options.file, **window) if window else options.file
