@@ -135,9 +135,9 @@ class Magics:
             return overview(self._last, title="the last recorded cell")
 
     def holders(self, line: str) -> HoldersReport:
-        """List tensors kept by the notebook's outputs and past exceptions, in bytes.
+        """List tensors kept by variables, and by the notebook's outputs and past exceptions.
 
-        `%neutracer_holders [--release]`: `--release` drops these references.
+        `%neutracer_holders [--release]`: `--release` drops outputs and exceptions.
         """
         options = shlex.split(line)
         if options not in ([], ["--release"]):

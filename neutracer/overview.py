@@ -983,12 +983,25 @@ class OverviewReport(Report):
                 blocks.extend(device.phases.blocks())
         if self._odd:
             blocks.append(KeyValues("Also", self._odd))
-        unseen = _not_looked_at_text(self.not_looked_at)
-        healthy = f"Nothing wrong found; not looked at: {unseen}."
-        if not self.devices:
-            healthy = "There is nothing to look at: no device has segments or events."
         title = self.file or "this process"
-        return Document(title, self._facts(), tuple(blocks), healthy=healthy)
+        return Document(title, self._facts(), tuple(blocks), healthy=self._healthy())
+
+    def _healthy(self) -> str:
+        """The answer of a page without findings above INFO."""
+        if not self.devices:
+            return "There is nothing to look at: no device has segments or events."
+        if self.rehearsed:
+            # Whether it fits is the answer.
+            return ""
+        # Only a card has memory that is not PyTorch's.
+        absent = () if any(device.device >= 0 for device in self.devices) else ("non_torch",)
+        unseen = {*self.not_looked_at, *absent}
+        seen = ["fragmentation"] if any(device.end_known for device in self.devices) else []
+        seen += [words for kind, words in _KIND_WORDS.items() if kind not in unseen]
+        looked = f"Nothing wrong found. Looked at: {', '.join(seen) or 'the file alone'}."
+        if not self.not_looked_at:
+            return looked
+        return f"{looked} Not looked at: {_not_looked_at_text(self.not_looked_at)}."
 
     def _facts(self) -> tuple[str, ...]:
         events = sum(device.events for device in self.devices)

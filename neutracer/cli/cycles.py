@@ -19,6 +19,7 @@ from neutracer.cli.parts import (
     complain_of,
     ended_without_report,
     fails,
+    is_page,
     print_last_report,
     program_of,
     write_reports,
@@ -61,7 +62,7 @@ def add_cycles(commands: Any, summary: str) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="write the graphs as a page, like c-{rank}.html, or the summary as .md or .json",
+        help="write the graphs as .html, or the summary: .md, .json, else text; c-{rank}.html",
     )
     add_fail_on(
         parser,
@@ -96,9 +97,10 @@ def _cycles(options: argparse.Namespace) -> int:
     try:
         if options.output is not None:
             page = filled_in(options.output)
-            if page.endswith((".md", ".json")):
-                return code or (0 if write_reports(page, [report]) else FAILED)
-            report.graph.to_html(page)
+            if is_page(page):
+                report.graph.to_html(page)
+            elif not write_reports(page, [report], options):
+                return code or FAILED
     except (NeutracerError, OSError, MemoryError) as error:
         complain_of(options.output, error)
         return code or FAILED

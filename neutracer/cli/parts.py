@@ -403,13 +403,18 @@ def log_text(file: str) -> Iterator[Iterable[str] | None]:
         yield codecs.getreader("utf-8")(stream, "replace")
 
 
+def is_page(path: str) -> bool:
+    """Whether the ending of `--output` is that of a page."""
+    return _ENDINGS.get(os.path.splitext(path)[1].lower()) == "html"
+
+
 def write_reports(
     path: str, reports: Sequence[Report], options: argparse.Namespace | None = None
 ) -> bool:
     """Write reports to a file in the format of its ending, else in that of `options`, in full."""
     form = _ENDINGS.get(os.path.splitext(path)[1].lower())
     page = io.StringIO()
-    if form == "html":
+    if is_page(path):
         from neutracer.render.html import render_page
 
         page.write("".join(render_page(one.document(), one.picture()) for one in reports))

@@ -189,6 +189,8 @@ def _largest(options: argparse.Namespace, command: list[str]) -> tuple[int, Find
         best, needs = search(needs_of, room, _MOST)
     name = _batch_name(options, command)
     message = f"the largest batch that fits in {format_bytes(room)} is {best:,} ({name})"
+    if best == _MOST:
+        message = f"a batch of {best:,} ({name}) fits in {format_bytes(room)}; none larger is tried"
     if not best:
         message = f"not even a batch of 1 ({name}) fits in {format_bytes(room)}"
     if best + 1 in needs:

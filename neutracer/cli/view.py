@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from neutracer.cli.parts import (
+    FAILED,
     add_command,
     add_max_memory,
     add_window,
     check_written,
+    complain,
     complain_of,
+    is_page,
     say_written,
     window_of,
     without_history_warning,
+    write_reports,
 )
 from neutracer.errors import NeutracerError
 from neutracer.picture.view import empty_page, view
@@ -74,6 +78,8 @@ def _view(options: argparse.Namespace) -> int:
     output = f"{name}.html" if options.output is None else options.output
     try:
         check_written(output, options.file)
+        if output and not is_page(output):
+            return complain(f"{output}: a page ends in .html; report -o writes other formats")
         with without_history_warning():
             window = window_of(options)
             source = load(options.file, **window) if window else options.file
@@ -103,7 +109,7 @@ def add_demo(commands: Any, summary: str) -> None:
         "--output",
         metavar="FILE",
         default="neutracer-demo.html",
-        help="the page (default: %(default)s)",
+        help="a page, or the report as .md, .json, else text (default: %(default)s)",
     )
     parser.add_argument(
         "--no-browser", action="store_true", help="write the page without opening a browser"
@@ -113,19 +119,25 @@ def add_demo(commands: Any, summary: str) -> None:
 def _demo(options: argparse.Namespace) -> int:
     from neutracer.overview import overview
 
+    output = options.output
     try:
-        check_written(options.output, str(_RECORDING))
+        check_written(output, str(_RECORDING))
         with without_history_warning():
             snap = load(_RECORDING)
-            page = view(snap, options.output)
-        report = overview(snap, _RECORDING.name)
+            report = overview(snap, _RECORDING.name)
+            if is_page(output):
+                view(snap, output)
+            elif not write_reports(output, [report]):
+                return FAILED
     except (NeutracerError, OSError, ValueError) as error:
-        return complain_of(options.output, error)
+        return complain_of(output, error)
     show(report.document(), sys.stdout, max_lines=None)
-    opened = not options.no_browser and _open(Path(str(page)).absolute())
-    way = "opened in the browser" if opened else "open it in any browser"
-    name = clean(str(page))
-    write(f"\nThe same as an interactive page: {name} ({way})\n", sys.stdout)
+    if is_page(output):
+        opened = not options.no_browser and _open(Path(output).absolute())
+        way = "opened in the browser" if opened else "open it in any browser"
+        write(f"\nThe same as an interactive page: {clean(output)} ({way})\n", sys.stdout)
+    else:
+        write(f"\nThe same in a file: {clean(output)}\n", sys.stdout)
     write("For your own program: neutracer run train.py\n", sys.stdout)
     return 0
 

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`notebook_holders`: device memory held by a notebook's variables, outputs and exceptions."""
+"""`notebook_holders`: memory held by a notebook's variables, outputs and exceptions."""
 
 from __future__ import annotations
 
 import builtins
+import symtable
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from types import TracebackType
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from types import BuiltinFunctionType, FunctionType, ModuleType, TracebackType
 from typing import Any, overload
 
 from neutracer._native import core
@@ -168,6 +170,41 @@ def _exceptions(shell: Any) -> Iterator[_Reference]:
     yield from _attributes(result, names, "IPython's last result")
 
 
+# ---- Variables ---------------------------------------------------------------------------
+
+# What they lead to is the whole program.
+_NO_DATA = (ModuleType, FunctionType, BuiltinFunctionType, type)
+
+
+def find_variables() -> list[Holding]:
+    """The notebook's own variables, each value once; outputs are not among them."""
+    shell = _shell()
+    if shell is None:
+        return []
+    space, hidden = shell.user_ns, getattr(shell, "user_ns_hidden", {})
+    found: dict[object, Holding] = {}
+    for name in list(space):
+        own = isinstance(name, str) and not (name in hidden and hidden[name] is space[name])
+        if (
+            own
+            and name not in (*_NEWEST, "In", "Out", "_oh")
+            and not issubclass(type(space[name]), _NO_DATA)
+        ):
+            _add(found, "variable", id(space[name]), _entry(space, name, name))
+    return list(found.values())
+
+
+def cells_of(inputs: Sequence[str]) -> dict[str, int]:
+    """The number of the last cell that assigned each variable, from the input history."""
+    cells = {}
+    for number, text in enumerate(inputs):
+        with suppress(SyntaxError, ValueError):
+            for symbol in symtable.symtable(text, "", "exec").get_symbols():
+                if symbol.is_assigned():
+                    cells[symbol.get_name()] = number
+    return cells
+
+
 # ---- Holders -----------------------------------------------------------------------------
 
 # Holders in the printed report; `.holders` has all of them.
@@ -181,12 +218,14 @@ class NotebookHolder(PlainRow):
     """One value that a notebook, the interpreter or a past exception keeps.
 
     Attributes:
-        names: The names that hold it: ("Out[3]", "_3", "_").
-        kind: "output", "exception" or "input".
+        names: The names that hold it: ("Out[3]", "_3", "_"), or a variable's.
+        kind: "variable", "output", "exception" or "input".
         type: The type of the value, with its module.
         bytes: Storage bytes of the tensors that would be freed by dropping only these names.
         reachable_bytes: Bytes of all tensors that it leads to; others may keep them too.
         tensors: Tensors that would be freed.
+        tensor: Shape and dtype of a variable that is a tensor; else "".
+        cell: The number of the last cell that assigned the variable; None if unknown.
     """
 
     names: tuple[str, ...]
@@ -195,6 +234,8 @@ class NotebookHolder(PlainRow):
     bytes: int
     reachable_bytes: int
     tensors: int
+    tensor: str = ""
+    cell: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -202,7 +243,9 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
     """A notebook's holders: a sequence of `NotebookHolder`, most bytes first.
 
     Attributes:
-        holders: The holders.
+        holders: The holders: outputs, past exceptions and the input history.
+        variables: The variables that lead to tensors, most reachable bytes first; empty after
+            `release_holders`, which drops none.
         total_bytes: Bytes freed by dropping all of them together: more than the sum if two
             keep the same tensor.
         released: True after `release_holders`.
@@ -216,6 +259,7 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
     total_bytes: int
     released: bool
     unfollowed: int = 0
+    variables: tuple[NotebookHolder, ...] = ()
 
     @overload
     def __getitem__(self, index: int) -> NotebookHolder: ...
@@ -230,11 +274,12 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
     def document(self) -> Document:
         """The report as a page."""
         done = "released from" if self.released else "kept by"
-        count = format_count(len(self.holders), "holder")
-        facts = (f"{format_bytes(self.total_bytes)} {done} {count}",)
+        facts = (f"{format_bytes(self.total_bytes)} {done} outputs and past exceptions",)
         blocks: tuple[Block, ...] = self.finding_blocks()
+        if self.variables:
+            blocks += (_table("Variables", self.variables),)
         if self.holders:
-            blocks += (self._table(),)
+            blocks += (_table("Outputs and past exceptions", self.holders),)
         else:
             blocks += (Paragraph("No outputs or past exceptions are held."),)
         if self.unfollowed:
@@ -244,21 +289,24 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
                     "and everything beyond were not counted."
                 ),
             )
-        return Document("Outputs and past exceptions", facts, blocks, more="all: .holders")
+        more = "all: .variables and .holders"
+        return Document("What the notebook keeps", facts, blocks, more=more)
 
-    def _table(self) -> Table:
-        rows = tuple(
-            (
-                _names_text(holder.names),
-                holder.type.rpartition(".")[2],
-                Figure.bytes(holder.bytes),
-                Figure.bytes(holder.reachable_bytes),
-            )
-            for holder in self.holders[:_SHOWN]
+
+def _table(title: str, holders: Sequence[NotebookHolder]) -> Table:
+    rows = tuple(
+        (
+            _names_text(holder.names),
+            f"{holder.type.rpartition('.')[2]} {holder.tensor}".rstrip(),
+            Figure.bytes(holder.bytes),
+            Figure.bytes(holder.reachable_bytes),
+            "" if holder.cell is None else f"In[{holder.cell}]",
         )
-        left = len(self.holders) - len(rows)
-        notes = (f"{format_count(left, 'smaller one')} not shown",) if left else ()
-        return Table("Holders", rows, ("", "", "freed", "reachable"), notes)
+        for holder in holders[:_SHOWN]
+    )
+    left = len(holders) - len(rows)
+    notes = (f"{format_count(left, 'smaller one')} not shown",) if left else ()
+    return Table(title, rows, ("", "", "freed", "reachable", ""), notes)
 
 
 def _names_text(names: Sequence[str]) -> str:
@@ -266,9 +314,10 @@ def _names_text(names: Sequence[str]) -> str:
 
 
 def notebook_holders() -> HoldersReport:
-    """List a notebook's outputs and past exceptions with the tensor bytes that they keep.
+    """List a notebook's variables, outputs and past exceptions with the tensor bytes they keep.
 
-    These are IPython's `Out`, `_`, `__`, `___` and `_1`, `_2`, …, with its internal copies;
+    A variable's tensors may be inside of containers and modules. Outputs and exceptions are
+    IPython's `Out`, `_`, `__`, `___` and `_1`, `_2`, …, with its internal copies;
     `sys.last_exc`, `last_value` and `last_traceback`, with IPython's own tracebacks; and the
     interactive interpreter's `_`. The input history `In` is listed too, but keeps no tensor.
     An output that keeps an autograd graph has the graph's bytes. Nothing is changed.
@@ -283,7 +332,7 @@ def notebook_holders() -> HoldersReport:
         >>> notebook_holders().released
         False
     """
-    return _report(find_holdings(), released=False)
+    return _report(find_holdings(), find_variables())
 
 
 def release_holders() -> HoldersReport:
@@ -299,42 +348,52 @@ def release_holders() -> HoldersReport:
         UnavailableError: A memory layout is unknown; nothing was released.
     """
     holdings = find_holdings()
-    report = _report(holdings, released=True)
+    report = _report(holdings)
     let_go(holdings)
     return report
 
 
-def _report(holdings: list[Holding], released: bool) -> HoldersReport:
+def _report(holdings: list[Holding], variables: list[Holding] | None = None) -> HoldersReport:
+    """The report; without `variables` that of a release."""
     links = read_autograd()
-    held, together = core.held_bytes(
-        [holding.pairs for holding in holdings],
-        links.objects,
-        links.kinds,
-        links.links,
-        links.names,
-    )
+    graph = (links.objects, links.kinds, links.links, links.names)
+    held, together = core.held_bytes([holding.pairs for holding in holdings], *graph)
+    own = variables or []
+    owned, _ = core.held_bytes([holding.pairs for holding in own], *graph) if own else ([], 0)
     unfollowed = links.unfollowed
-    del links
-    holders = [
-        NotebookHolder(holding.names, holding.kind, holding.type, goes, leads, tensors)
-        for holding, (goes, leads, tensors, _) in zip(holdings, held, strict=True)
-    ]
+    del links, graph
+    holders = [*map(_holder, holdings, held)]
     holders.sort(key=lambda holder: (-holder.bytes, -holder.reachable_bytes))
+    kept = [one for one in map(_holder, own, owned) if one.reachable_bytes]
+    if kept:
+        cells = cells_of(_shell().user_ns.get("In", ()))
+        kept = [replace(one, cell=cells.get(one.names[0])) for one in kept]
+        kept.sort(key=lambda one: (-one.reachable_bytes, -one.bytes))
+    keep = () if variables is None else (*kept[:1], *holders)
     return HoldersReport(
         holders=tuple(holders),
         total_bytes=together,
-        released=released,
+        released=variables is None,
         unfollowed=unfollowed,
-        findings=() if released else ranked(_finding(h) for h in holders if h.bytes),
+        variables=tuple(kept),
+        findings=ranked(_finding(one) for one in keep if one.bytes),
     )
+
+
+def _holder(holding: Holding, held: tuple[int, int, int, int]) -> NotebookHolder:
+    goes, leads, tensors, _ = held
+    facts = core.tensor_facts(holding.pairs[1]) if holding.kind == "variable" else None
+    tensor = "" if facts is None else f"{list(facts['shape'])} {facts['dtype']}"
+    return NotebookHolder(holding.names, holding.kind, holding.type, goes, leads, tensors, tensor)
 
 
 def _finding(holder: NotebookHolder) -> Finding:
     severity = Severity.MODERATE if holder.bytes >= _GIB else Severity.INFO
     tensors = format_count(holder.tensors, "tensor")
+    keep = "keeps" if len(holder.names) == 1 else "keep"
     return Finding(
         kind=f"kept_by_{holder.kind}",
         severity=severity,
         bytes=holder.bytes,
-        message=f"{_names_text(holder.names)} keeps {format_bytes(holder.bytes)} in {tensors}",
+        message=f"{_names_text(holder.names)} {keep} {format_bytes(holder.bytes)} in {tensors}",
     )

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 from neutracer.errors import SnapshotError
@@ -13,6 +15,7 @@ from neutracer.question import first_findings, opened
 from neutracer.render.document import (
     Block,
     Cell,
+    Copyable,
     Document,
     Figure,
     Note,
@@ -191,7 +194,8 @@ def _text(key: str | int) -> str:
         return key
     if key == 512:
         return "up to 512 B"
-    return f"over {format_bytes(key // 2)} to {format_bytes(key)}"
+    low, high = format_bytes(key // 2), format_bytes(key)
+    return f"{low.removesuffix(high[-4:])} to {high}"
 
 
 def _kind(before: int, after: int, count: int, counts: int) -> str:
@@ -400,6 +404,29 @@ def _finding(one: Change, total: int) -> Finding:
     )
     evidence = Note(f"{blocks}, {format_bytes(one.after_bytes)} in all, from", one.place)
     return Finding(one.kind, _severity(one.bytes, total), one.bytes, text, (evidence,))
+
+
+_ADVICE = {
+    "peak_grown": "find what changed at these lines: a higher peak may no longer fit",
+    "new": "if it should be gone by then, neutracer.why_alive() in the program names its holder",
+}
+_ADVICE["grown"] = _ADVICE["new"]
+
+
+def _advice(one: Finding, *files: str) -> tuple[Note, ...]:
+    """What to do about a finding; the files are "" where unknown."""
+    advice = Note(_ADVICE[one.kind])
+    if not all(files):
+        return (advice,)
+    command = f"neutracer plot {shlex.join(map(_short, files))}"
+    return advice, Note("more", detail=Copyable(command))
+
+
+def _short(path: str) -> str:
+    # The current directory may be gone.
+    with suppress(OSError):
+        return min(path, os.path.relpath(path), key=len)
+    return path
 
 
 def _severity(nbytes: int, total: int, moderate: float = _MODERATE_SHARE) -> Severity:
@@ -695,4 +722,10 @@ def diff(
     first, second = _opened(cast(Any, before)), _opened(cast(Any, after))
     earlier, number = _devices(first, second, device)
     sides = _side(first, earlier), _side(second, number)
-    return _compared(*sides, first_findings(first, second), of_reports=False)
+    report = _compared(*sides, first_findings(first, second), of_reports=False)
+    worst = next((one for one in report.findings if one.kind in _ADVICE), None)
+    if worst is None or worst.severity is Severity.INFO:
+        return report
+    advised = replace(worst, advice=_advice(worst, first.origin, second.origin))
+    findings = (advised if one is worst else one for one in report.findings)
+    return replace(report, findings=tuple(findings))

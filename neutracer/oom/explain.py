@@ -481,9 +481,8 @@ def _failed(
     if snap.partial:
         raise ValueError(f"no request failed in what could be read of the file: {snap.partial}")
     raise ValueError(
-        "no request failed in this snapshot: take one after the error, with the history that "
-        "torch.cuda.memory._record_memory_history() records, or with neutracer.watch_oom(); "
-        "or ask with request= (--request) whether so many bytes would fit"
+        "no request failed in this snapshot: see 'neutracer report', or ask with request= "
+        "(--request) if a size fits"
     )
 
 

@@ -254,7 +254,8 @@ def torch_with_cuda() -> Any:
         torch._C, "_cuda_memorySnapshot"
     ):
         raise UnavailableError(
-            "CUDA in this build of torch", "install a torch that is built for CUDA"
+            "CUDA in this build of torch",
+            "install a torch built for CUDA, or predict the memory with 'neutracer rehearse'",
         )
     return torch
 

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import pickle
+import re
 import sys
 import threading
 import time
@@ -594,26 +595,50 @@ EXPECTED = "expected a PyTorch memory snapshot, as torch.cuda.memory._dump_snaps
 
 _PEEK = 512
 
+_SNAPSHOT_NAME = re.compile(r"\.(pickle|pkl)(\.(gz|xz|zst))?$")
+
 # Bytes of JSON that are read at a time, and the memory that parsing takes per byte.
 _JSON_CHUNK = 1 << 20
 _JSON_MEMORY = 16
 
-# Files often mistaken for snapshots, by their first bytes.
+_UNPACK = "unpack it, and give the snapshot in it"
+
+# Files often mistaken for snapshots: the beginning as a regular expression of Python and
+# JavaScript, and the kind, with what to do after a colon.
 _OTHER_FILES = (
-    (b"PK\x03\x04", "a zip archive, most likely a checkpoint written by torch.save()"),
     (
-        b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.",
+        r"PK\x03\x04.*/data\.pkl",
+        "a zip archive, most likely a checkpoint written by torch.save()",
+    ),
+    (r"PK\x03\x04", f"a zip archive: {_UNPACK}"),
+    (r".{257}ustar", f"a tar archive: {_UNPACK}"),
+    (
+        r"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.",
         "a checkpoint in the old format of torch.save()",
     ),
-    (b"BZh", "compressed with bzip2 (gzip, xz and zstd are read)"),
-    (b"\x7fELF", "a program or a library"),
-    (b"\x93NUMPY", "a NumPy array"),
-    (b"\x89HDF", "an HDF5 file"),
-    (b"SQLite format 3", "an SQLite database"),
-    (b"\x89PNG", "a picture"),
-    (b"\xff\xd8\xff", "a picture"),
-    (b"GIF8", "a picture"),
-    (b"%PDF", "a PDF file"),
+    (r"BZh", "compressed with bzip2 (gzip, xz and zstd are read)"),
+    (r"\x7fELF", "a program or a library"),
+    (r"\x93NUMPY", "a NumPy array"),
+    (r"\x89HDF", "an HDF5 file"),
+    (r"SQLite format 3", "an SQLite database"),
+    (r"\x89PNG|\xff\xd8\xff|GIF8", "a picture"),
+    (r"%PDF", "a PDF file"),
+    (
+        r"version \S+//git-lfs\.github\.com/spec/",
+        "a Git LFS pointer: 'git lfs pull' fetches the file",
+    ),
+    (
+        r"(?:\.\./\.git/annex|/annex)/objects/",
+        "a git-annex pointer: 'git annex get' fetches the file",
+    ),
+    (
+        r'\{\s*"schema": "neutracer\.',
+        "JSON that neutracer wrote: give the snapshot it is about",
+    ),
+    (
+        r"(?:[\t\n\r -~]*\n)?(?:import [A-Za-z_.]+|from [A-Za-z_.]+ import )",
+        "a Python program: 'neutracer run' records it",
+    ),
 )
 
 #: These by name, for the page, which reads files in JavaScript (`feed.js`).
@@ -654,13 +679,15 @@ def check_head(head: bytes, packed: str | None = None) -> None:
         if packed:
             empty = f"the {packed} data is empty, or breaks off before anything can be unpacked"
         raise SnapshotError(f"{empty}: {EXPECTED}", 0)
-    kind = next((name for magic, name in _OTHER_FILES if head.startswith(magic)), None)
+    text = head.decode("latin-1")
+    kind = next((name for begin, name in _OTHER_FILES if re.match(begin, text, re.DOTALL)), None)
     if packed and packed_kind(head):
         kind = f"{packed_kind(head)} data again"
     kind = kind or _text_kind(head)
     if kind:
         subject = f"what is packed with {packed}" if packed else "this"
-        raise SnapshotError(f"{subject} is {kind}: {EXPECTED}", 0)
+        wanted = "" if ": " in kind else f": {EXPECTED}"
+        raise SnapshotError(f"{subject} is {kind}{wanted}", 0)
 
 
 def _text_kind(head: bytes) -> str | None:
@@ -670,14 +697,12 @@ def _text_kind(head: bytes) -> str | None:
         return None
     if head[:1] == b"\x80":
         return None
-    if head.startswith(b"version https://git-lfs.github.com/spec/"):
-        return "a Git LFS pointer, for which 'git lfs pull' fetches the file"
-    if head.startswith((b"/annex/objects/", b"../.git/annex/objects/")):
-        return "a git-annex pointer, for which 'git annex get' fetches the file"
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     if start in (b"{", b"["):
         return "a profiler's trace" if b'"traceEvents"' in head else "JSON text"
-    return "an HTML or XML page" if start == b"<" else "a text file"
+    if start == b"<":
+        return "an HTML or XML page"
+    return "a text file: 'neutracer explain' finds PyTorch's out-of-memory message in a log"
 
 
 def is_log(head: bytes) -> bool:
@@ -716,6 +741,16 @@ def _from_json(stream: Reader) -> io.BytesIO:
     return io.BytesIO(pickle.dumps(plain, protocol=4))
 
 
+def _about_directory(path: str) -> str:
+    """Why a directory is not read, and what was meant: the newest snapshot in it, or all."""
+    with os.scandir(path) as entries:
+        found = [entry for entry in entries if _SNAPSHOT_NAME.search(entry.name)]
+    if not found:
+        return "this is a directory, without any .pickle file"
+    newest = max(found, key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
+    return f"this is a directory: give a file, like {newest.path}, or ask 'neutracer ranks {path}'"
+
+
 @contextmanager
 def _open_binary(source: str | os.PathLike[str] | BinaryIO) -> Iterator[BinaryIO]:
     if not isinstance(source, (str, os.PathLike)):
@@ -728,7 +763,7 @@ def _open_binary(source: str | os.PathLike[str] | BinaryIO) -> Iterator[BinaryIO
         yield sys.stdin.buffer
         return
     if os.path.isdir(path):
-        raise SnapshotError(f"this is a directory: {EXPECTED}")
+        raise SnapshotError(_about_directory(path))
     with open(path, "rb", buffering=0) as file:
         yield cast(BinaryIO, file)
 

@@ -82,6 +82,16 @@ def polars_frame(table: object) -> Any:
 # Rows in the rich display.
 _SHOWN_ROWS = 10
 
+# How repr and the rich display write events that the history does not have.
+_AFTER = {-1: "not in the history", -2: "before the history"}
+_OUTSIDE = {
+    "alloc_event": {-1: "before the history"},
+    "free_event": _AFTER,
+    "completed_event": _AFTER,
+    "first_use_event": {-1: "none", -2: "unknown"},
+    "last_use_event": {-2: "unknown"},
+}
+
 
 @dataclass(frozen=True)
 class Column:
@@ -169,10 +179,22 @@ class Row(Unchanging, Mapping[str, Any], instead="send row.to_dict()"):
 
     def __repr__(self) -> str:
         cells = []
-        for name, value in self.items():
-            text = f"<{len(value)} frames>" if name == "stack" else brief(value)
-            cells.append(f"{clean(name)}={text}")
+        for name in self:
+            words = self._words(name)
+            if name == "stack":
+                words = f"<{len(self[name])} frames>"
+            cells.append(f"{clean(name)}={words or brief(self[name])}")
         return f"<{self._table.name} row: {', '.join(cells)}>"
+
+    def _words(self, name: str) -> str:
+        """How a reader wants a number: addresses in hexadecimal, a block's version in its name
+        in PyTorch's viewer, events that the history does not have in words; "" as it is."""
+        if name in ("address", "addr"):
+            return f"{self[name]:#x}"
+        if name == "version":
+            return f"{self[name]} (b{self['address']:x}_{self[name]})"
+        outside = _OUTSIDE[name].get(self[name]) if name in _OUTSIDE else None
+        return f"<{outside}>" if outside else ""
 
 
 def _plain(value: Any) -> Any:
@@ -401,7 +423,8 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
 
         names = [name for name in self._row_names() if name != "stack"]
         rows = tuple(
-            tuple(shown(getattr(row, name)) for name in names) for row in self[:_SHOWN_ROWS]
+            tuple(shown(row._words(name) or row[name]) for name in names)
+            for row in self[:_SHOWN_ROWS]
         )
         title = f"{self._count:,} {self.name}s, the first {len(rows)}"
         return inline_html(Document(title, blocks=(TableBlock("", rows, tuple(names)),)))

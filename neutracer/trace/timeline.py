@@ -488,6 +488,16 @@ class _PlaceNames(Sequence[str]):
         return len(self._found[0])
 
 
+def _versions(addresses: Any) -> array[int]:
+    """How many rows with the same address precede each row."""
+    counts: dict[int, int] = {}
+    versions = array("I")
+    for address in memoryview(addresses):
+        versions.append(counts.get(address, 0))
+        counts[address] = versions[-1] + 1
+    return versions
+
+
 def allocation_table(
     c: Mapping[str, Any],
     uses: tuple[array[int], array[int]] | None,
@@ -500,6 +510,7 @@ def allocation_table(
     columns = {n: Column(cast("Callable[[], Any]", lambda n=n: c[n])) for n in names}
     for name, numbers in zip(("first_use_event", "last_use_event"), uses or (), strict=False):
         columns[name] = Column(cast("Callable[[], Any]", lambda numbers=numbers: numbers))
+    columns["version"] = Column(lambda: _versions(c["address"]))
     columns["stack"] = Column(lambda: c["stack"], null=NONE)
     columns["category"] = Column(lambda: decided.categories.codes, names=CATEGORIES)
     by_place = _PlaceNames(memoryview(c["stack"]), places)
@@ -684,7 +695,9 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         Columns: address, size (of the block), requested_size (bytes), stream,
         alloc_event (-1: before the trace), free_event (of free_requested; -1: not in the
         trace, -2: before it), completed_event (of free_completed; -1: not in the trace),
-        stack, category (as in `categories`), place (as in `holders`).
+        version (earlier rows at the address: PyTorch's viewer names the block
+        `b<address>_<version>`, as `named` takes it), stack, category (as in `categories`),
+        place (as in `holders`).
 
         If uses were observed (`rehearse`) also first_use_event (-1: nothing
         used it after the operator that made it; -2: unknown) and last_use_event (-2: unknown),

@@ -39,7 +39,7 @@ STATES = ("in_use", "drag", "lag", "void", "unknown")
 # The core's code for a block that ends as recorded.
 _AS_RECORDED = -1
 
-_NO_USES = "the snapshot has no uses: rehearse the program (neutracer.rehearse)"
+_NO_USES = "the snapshot has no uses: rehearse the program ('neutracer rehearse PROGRAM')"
 
 
 def _end_of(snap: Snapshot, timeline: Timeline) -> int:

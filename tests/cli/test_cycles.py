@@ -132,6 +132,16 @@ def test_page_is_written(run: Run, leaky: str, tmp_path: Path) -> None:
     assert "http://" not in text.replace("http://www.w3.org", "")
 
 
+@pytest.mark.parametrize(
+    ("name", "begin"), [("c.JSON", "{"), ("c.md", "**MODERATE**"), ("c.txt", "MODERATE")]
+)
+def test_summary_is_written_by_ending(
+    run: Run, leaky: str, tmp_path: Path, name: str, begin: str
+) -> None:
+    assert run("-o", str(tmp_path / name), "--fail-on", "moderate", leaky, "2").returncode == 1
+    assert (tmp_path / name).read_text(encoding="utf-8").startswith(begin)
+
+
 def test_missing_folder_is_told_before_the_run(run: Run, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("print('ran')")

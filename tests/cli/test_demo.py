@@ -43,6 +43,18 @@ def test_demo_opens_page_where_there_is_a_window(
     assert opened == []
 
 
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [("a.json", "{"), ("a.md", "**MODERATE**"), ("a.txt", "MODERATE")],
+)
+def test_demo_writes_by_ending(
+    name: str, begin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--no-browser", "-o", str(tmp_path / name)]) == 0
+    assert (tmp_path / name).read_text(encoding="utf-8").startswith(begin)
+    assert f"The same in a file: {tmp_path / name}" in capsys.readouterr().out
+
+
 def test_demo_leaves_its_recording_alone(capsys: pytest.CaptureFixture[str]) -> None:
     before = view._RECORDING.read_bytes()
     assert main(["demo", "--no-browser", "-o", str(view._RECORDING)]) == 2

@@ -98,6 +98,39 @@ def test_output_keeps_the_graph_behind_it(torch: Any, shell: Shell) -> None:
     assert holder.bytes == 2 * 4000 + 4
 
 
+def test_variables_are_listed_with_shape_and_cell(torch: Any, shell: Shell) -> None:
+    cells = (
+        "a = b = torch.zeros(1000)",
+        "cache = {'k': [torch.zeros(500)]}\nfunction = lambda: cache; one = 1; cell = a",
+        "model = torch.nn.Linear(9, 9, bias=False)",
+        "optimizer = torch.optim.SGD(model.parameters())",
+        "def model2(): a = 1",
+        "%not Python",
+        "x = torch.zeros(5000)",
+    )
+    for text in cells:
+        shell.user_ns["In"].append(text)
+        if "not" not in text:
+            exec(text, {"torch": torch}, shell.user_ns)
+    shell.show(shell.user_ns.pop("x"))
+    report = notebook_holders()
+    found = [(v.names, v.tensor, v.bytes, v.reachable_bytes, v.cell) for v in report.variables]
+    assert found == [
+        (("a", "b", "cell"), "[1000] float32", 4000, 4000, 1),
+        (("cache",), "", 2000, 2000, 2),
+        (("model",), "", 0, 324, 3),
+        (("optimizer",), "", 0, 324, 4),
+    ]
+    assert {variable.kind for variable in report.variables} == {"variable"}
+    assert report.total_bytes == 20000
+    text = " ".join(str(report).split())
+    assert "a, b, cell keep 3.91 KiB in 1 tensor" in text
+    assert "a, b, cell Tensor [1000] float32" in text
+    released = release_holders()
+    assert released.variables == ()
+    assert torch.equal(shell.user_ns["a"], torch.zeros(1000))
+
+
 def test_shared_tensor_goes_with_all_of_them(torch: Any, shell: Shell) -> None:
     tensor = torch.zeros(1000)
     shell.show([tensor])

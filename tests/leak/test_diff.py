@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 
 import pytest
@@ -55,6 +56,8 @@ def test_findings_tell_how_many_blocks() -> None:
     for words, held in after.items():
         (finding,) = diff(state(before), state(held)).findings
         assert finding.evidence[0].text.startswith(f"{words}, ")
+        assert all("neutracer.why_alive()" in note.text for note in finding.advice)
+        assert len(finding.advice) == (finding.severity != "info")
 
 
 def test_sizes_are_powers_of_two() -> None:
@@ -67,8 +70,8 @@ def test_sizes_are_powers_of_two() -> None:
     ]
     report = diff(state(BEFORE), state(AFTER))
     changed = {one.key: one.bytes for one in report.by_size if one.kind != "same"}
-    assert changed["over 2 MiB to 4 MiB"] == -4 * MIB
-    assert changed["over 1 MiB to 2 MiB"] == 2 * MIB
+    assert changed["2 to 4 MiB"] == -4 * MIB
+    assert changed["1 to 2 MiB"] == 2 * MIB
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,8 @@ def test_figures_are_those_of_pytorch() -> None:
     assert [one.key for one in report.by_category if one.kind != "same"] == ["gradient"]
     plain = json.loads(json.dumps(report.to_dict()))
     assert plain["schema"] == "neutracer.diff/1"
-    assert max(map(len, str(report).splitlines())) <= 100
+    lines = str(report).splitlines()
+    assert max(len(line) for line in lines if "neutracer plot" not in line) <= 100
 
 
 def test_device_is_asked_for_where_several() -> None:
@@ -142,6 +146,8 @@ def test_peaks_are_compared_as_well_as_ends() -> None:
         report.peak_allocated_bytes,
         "moderate",
     )
+    command = f"neutracer plot {os.path.relpath(HEALTHY)} {os.path.relpath(LATE)}"
+    assert str(first.advice[-1].detail) in (command, f"neutracer plot {HEALTHY} {LATE}")
     assert sum(one.bytes for one in report.at_peak) == report.peak_allocated_bytes
     assert "peak_grown" not in {one.kind for one in diff(LATE, HEALTHY).findings}
 

@@ -203,8 +203,14 @@ def test_rows_of_totals_are_of_one_moment(name: str) -> None:
 
 def test_report_that_found_nothing_says_so_and_what_it_did_not_look_at() -> None:
     report = of_file("train_resnet_healthy")
-    assert "Nothing wrong found; not looked at: garbage" in str(report)
+    looked_at = "Nothing wrong found. Looked at: fragmentation, failures, growth, the peak."
+    assert " ".join(str(report).split()).startswith(f"{looked_at} Not looked at: garbage (")
     assert set(report.to_dict()["not_looked_at"]) == {"cycle_garbage", "non_torch"}
+    # Memory of a CPU is all the process's own.
+    cpu = replace(report.devices[0], device=-1)
+    assert "growth, the peak. Not" in " ".join(
+        str(replace(report, devices=(cpu,), not_looked_at={"cycle_garbage": "x"})).split()
+    )
     for name in ("frag_default", "leak_list"):
         assert "Nothing wrong found" not in str(of_file(name))
         assert "cycle_garbage" in of_file(name).not_looked_at

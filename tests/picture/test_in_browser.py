@@ -305,6 +305,9 @@ def test_keys_of_the_chart_need_no_click_into_it(browser, page):
     until(browser, f"{PANEL}.includes('2,373')")
 
 
+SCREEN = {"height": 800, "deviceScaleFactor": 1, "mobile": False}
+
+
 def test_a_chosen_row_is_zoomed_to(browser, page, timeline):
     """What is less than a pixel of the whole picture."""
     ready(browser, page)
@@ -313,6 +316,15 @@ def test_a_chosen_row_is_zoomed_to(browser, page, timeline):
     browser.click("[data-tab=allocations]")
     go(browser, f"tab=allocations&pin={number}&e={row.alloc_event}")
     until(browser, f"{PANEL}.includes('Block, pinned')")
+    # In all places with the name that PyTorch's viewer has, by which the search finds it.
+    name = f"b{row.address:x}_{row.version}"
+    assert browser.value(f"{PANEL}.includes({name!r})")
+    browser.call("Emulation.setDeviceMetricsOverride", width=1700, **SCREEN)
+    for tab, found in (("allocations", 1), ("events", 3)):
+        go(browser, f"tab={tab}&pin={number}&e={row.alloc_event}&q={name}")
+        named = f"document.getElementById('{tab}').innerText.split({name!r}).length - 1"
+        until(browser, named, found)
+    go(browser, f"tab=overview&pin={number}&e={row.alloc_event}")
     browser.click("#panel h2 button")
     until(browser, SHOWN, ["overview"])
     low, high = view_of(hash_of(browser), "t")

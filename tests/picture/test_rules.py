@@ -142,6 +142,11 @@ def test_files_are_named_alike(browser):
         b"(dp0\n",
         b"\x80\x04\x95",
         b"\x1f\x8b\x08",
+        b"PK\x03\x04" + b"\0" * 26 + b"m/data.pkl",
+        b"train.pickle".ljust(257, b"\0") + b"ustar",
+        b"# A program.\nimport torch\n",
+        b'{"schema": "neutracer.report/1"}',
+        b"version https://git-lfs.github.com/spec/v1\n",
         b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.",
     ]
     for packed in (None, "gzip"):

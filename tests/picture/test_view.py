@@ -173,6 +173,9 @@ def test_command_line_writes_the_page(tmp_path, capsys):
     assert capsys.readouterr().out == f"{out}\n"
     assert out.stat().st_size > 10_000
     assert main(["view", str(tmp_path / "nothing"), "-o", str(out)]) == 2
+    other = tmp_path / "page.json"
+    assert main(["view", str(DATA / "frag_default.pickle.xz"), "-o", str(other)]) == 2
+    assert not other.exists()
     assert "nothing: No such file" in capsys.readouterr().err
 
 

@@ -323,7 +323,8 @@ def test_real_torch_without_cuda_says_one_sentence():
     with pytest.raises(UnavailableError) as caught:
         neutracer.record()
     assert str(caught.value) == (
-        "CUDA in this build of torch is not available: install a torch that is built for CUDA"
+        "CUDA in this build of torch is not available: install a torch built for CUDA, "
+        "or predict the memory with 'neutracer rehearse'"
     )
 
 

@@ -63,7 +63,7 @@ def test_command_finds_the_largest_batch_and_what_would_save(
     said, savings = json.loads(capfd.readouterr().out)["reports"]
     assert [one["kind"] for one in said["findings"][:2]] == ["largest_batch", "rehearsed"]
     found = said["findings"][0]
-    assert found["message"].startswith("the largest batch that fits in 240 MiB is ")
+    assert found["message"] == "a batch of 2 (BATCH) fits in 240 MiB; none larger is tried"
     assert neutracer.load(output).rehearsed.fits("240MiB")
     assert savings["schema"] == "neutracer.savings/1"
     assert savings["savings"]

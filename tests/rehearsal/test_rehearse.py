@@ -147,6 +147,7 @@ def test_it_is_marked_in_every_report_and_when_it_was_saved(tmp_path: Path) -> N
     ):
         assert "Rehearsed, not recorded" in str(report)
         assert report.findings[0].kind == "rehearsed"
+    assert str(neutracer.report(again)).startswith("INFO     Rehearsed, not recorded: ")
     other = neutracer.what_if(again, "expandable_segments:True")[
         "expandable_segments:True"
     ].snapshot()

@@ -146,6 +146,7 @@ def test_blocks_are_found_by_the_names_of_pytorchs_viewer() -> None:
     for name, event in list(names.items())[::7]:
         (row,) = timeline.named(name)
         assert row.alloc_event == event
+        assert f"({name})" in repr(row)
         assert timeline.named(name.replace("b", "b'", 1))[0] == row
         address = int(name[1:].partition("_")[0], 16)
         for spelt in (address, hex(address), f"{address:x}"):

@@ -136,6 +136,21 @@ def test_reprs_are_one_line(snap):
     assert "stack=<2 frames>" in repr(snap.events[1])
 
 
+def test_reprs_name_addresses_and_events_outside_the_history():
+    snap = snapshot("train_resnet_healthy")
+    tables = (snap.blocks, snap.events, snap.timeline().segments, snap.timeline().allocations)
+    for table in tables:
+        row = table[0]
+        address = f"{row[next(name for name in row if name.startswith('addr'))]:#x}"
+        page = table._repr_html_()
+        assert address in repr(row)
+        assert address in page
+        assert "=-" not in repr(row)
+        assert ">-1<" not in page
+    assert "alloc_event=<before the history>, free_event=<not in the history>" in repr(row)
+    assert row.alloc_event == -1
+
+
 def test_display_shows_the_first_rows():
     page = snapshot("frag_default").events._repr_html_()
     assert "2,375 events, the first 10" in page

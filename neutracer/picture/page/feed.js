@@ -29,7 +29,7 @@ const textKind = (head) => {
   if (head.some((byte) => byte < 32 && byte !== 9 && byte !== 10 && byte !== 13)) return null;
   const start = ascii.replace(/^\u00ef\u00bb\u00bf/, "").replace(/^[\t\n\v\f\r ]+/, "")[0];
   if (start === "{" || start === "[") return ascii.includes('"traceEvents"') ? "a profiler's trace" : "JSON text";
-  return start === "<" ? "an HTML or XML page" : "a text file";
+  return start === "<" ? "an HTML or XML page" : "a text file: 'neutracer explain' finds PyTorch's out-of-memory message in a log";
 };
 
 // Names what is not a pickle. `packed`: the kind of compression that it was in, or null.
@@ -38,13 +38,14 @@ export const checkHead = (head, rules, packed = null) => {
     throw coreError(4, `${packed ? `the ${packed} data is empty, or breaks off before anything can be unpacked`
       : "the file is empty (0 bytes)"}: ${rules.expected}`, 0);
   }
-  let kind = rules.others.find(([hex]) => starts(head, hex))?.[1] ?? null;
+  const text = String.fromCharCode(...head);
+  let kind = rules.others.find(([begin]) => new RegExp(`^(?:${begin})`, "s").test(text))?.[1] ?? null;
   const again = packed && packedKind(head, rules);
   if (again) kind = `${again} data again`;
   kind ||= textKind(head);
   if (kind) {
     const subject = packed ? `what is packed with ${packed}` : "this";
-    throw coreError(4, `${subject} is ${kind}: ${rules.expected}`, 0);
+    throw coreError(4, `${subject} is ${kind}${kind.includes(": ") ? "" : `: ${rules.expected}`}`, 0);
   }
 };
 

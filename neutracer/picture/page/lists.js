@@ -8,7 +8,8 @@ import { count, many } from "./units.js";
 
 const KINDS = {
   allocations: [["size", "num"], ["asked", "num", "wide widest"], ["allocated by", "text"], ["made at", "num", "wide"],
-    ["freed at", "num", "wide"], ["lived", "num", "long"], ["stream", "num", "wide widest"], ["category", "text", "wide category"]],
+    ["freed at", "num", "wide"], ["lived", "num", "long"], ["stream", "num", "wide widest"], ["category", "text", "wide category"],
+    ["block", "num", "wide widest address"]],
   events: [["event", "num"], ["time", "num", "wide"], ["action", "text"], ["size", "num"], ["by", "text"],
     ["address", "num", "wide address"], ["stream", "num", "wide"], ["metadata", "text", "wide"]],
 };

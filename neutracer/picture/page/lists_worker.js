@@ -19,6 +19,19 @@ export const makeLists = (ctx) => {
     if (!c.e.time_us || made < 0 || freed < 0) return Infinity;
     return c.e.time_us.at(freed) - c.e.time_us.at(made);
   };
+  // By row, the name that PyTorch's viewer gives a block: its address, and how many were there before.
+  let versions = null;
+  const blockName = (c, row) => {
+    if (!versions) {
+      const counts = new Map();
+      versions = Uint32Array.from({ length: c.rows }, (_, at) => {
+        const earlier = counts.get(c.a.address.at(at)) ?? 0;
+        counts.set(c.a.address.at(at), earlier + 1);
+        return earlier;
+      });
+    }
+    return `b${c.a.address.big(row).toString(16)}_${versions[row]}`;
+  };
   // By row, the pool: of the segment that it lay in when it was made.
   const pools = (c) => {
     const [begins, ends] = [c.s.alloc_event?.view, c.s.free_event?.view];
@@ -145,6 +158,7 @@ export const makeLists = (ctx) => {
         (c) => (r) => life(c, r)],
       ["stream", (c, r) => String(c.a.stream.big(r)), (c) => (r) => c.a.stream.at(r)],
       ["category", (c, r) => rules.categories[ctx.bands.categoryOf(c, r)].replaceAll("_", " "), (c) => (r) => ctx.bands.categoryOf(c, r)],
+      ["block", blockName, (c) => (r) => c.a.address.at(r)],
     ],
     events: [
       ["event", (c, e) => count(e), () => (e) => e],
@@ -153,7 +167,8 @@ export const makeLists = (ctx) => {
       ["size", (c, e) => (sizeOf(c, e) ? bytes(sizeOf(c, e)) : "–"), (c) => (e) => sizeOf(c, e)],
       ["by", (c, e) => texts.nameOf(texts.placeOf(c.e.stack.view[e])),
         (c) => { const rank = placeRanks(); return (e) => rank[texts.placeOf(c.e.stack.view[e])]; }],
-      ["address", (c, e) => (c.e.action.view[e] === ooms() ? "–" : `0x${c.e.addr.big(e).toString(16)}`), (c) => (e) => c.e.addr.at(e)],
+      ["address", (c, e) => (c.e.action.view[e] === ooms() ? "–" : c.e.row.view[e] !== 0xffffffff
+        ? blockName(c, c.e.row.view[e]) : `0x${c.e.addr.big(e).toString(16)}`), (c) => (e) => c.e.addr.at(e)],
       ["stream", (c, e) => String(c.e.stream.big(e)), (c) => (e) => c.e.stream.at(e)],
       ["metadata", (c, e) => (c.e.user_metadata && c.e.user_metadata.view[e] !== 0xffffffff ? texts.text(c.e.user_metadata.view[e]) : ""),
         (c) => (e) => (c.e.user_metadata ? c.e.user_metadata.view[e] : 0)],
@@ -216,5 +231,5 @@ export const makeLists = (ctx) => {
     if (lines.length) close();
     return { blob: new Blob(pieces, { type: "text/csv" }) };
   };
-  return { find, rows, where, csv, subject };
+  return { find, rows, where, csv, subject, blockName };
 };

@@ -170,7 +170,7 @@ export const blockFacts = (ctx, row) => {
   const frames = texts.framesOf(stack);
   return {
     row, made, freed, done, size: a.size.at(row), asked: a.requested_size.at(row), stream: String(a.stream.big(row)),
-    address: `0x${a.address.big(row).toString(16)}`, madeTime: time(made), freedTime: time(freed),
+    name: ctx.lists.blockName(c, row), madeTime: time(made), freedTime: time(freed),
     x0: ctx.positionOf(Math.max(made, -1)), x1: ctx.positionOf(freed >= 0 ? freed : c.events),
     y: yOf(ctx, a.address.at(row)), place: texts.nameOf(ctx.placeOfRow(c, row)), where: texts.endOf(ctx.placeOfRow(c, row)),
     pool: segment < 0 ? "unknown"

@@ -69,7 +69,7 @@ const blockPart = (app, box, block, pinned) => {
   rows.push(["events", `${at(app, block.made)} – ${block.freed === -1 ? "end" : at(app, block.freed)}`]);
   rows.push(["stream / pool", `${block.stream} / ${block.pool}`]);
   if (app.trace.isKnown) rows.push(["category", block.category.replaceAll("_", " ")]);
-  rows.push(["address", block.address]);
+  rows.push(["name", block.name]);
   if (block.metadata) rows.push(["metadata", block.metadata]);
   if (block.compile) rows.push(["compiled", block.compile]);
   facts(box, rows);
