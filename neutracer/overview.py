@@ -351,8 +351,9 @@ def _held_tables(device: DeviceOverview, where: str) -> tuple[Table, ...]:
 
 # ---- Late gradients ----------------------------------------------------------------------
 
-# Fewer bytes of gradients are severity `info`.
-_SMALL = 64 << 20
+# A peak that would be lower by fewer bytes, or by a smaller share, is severity `info`.
+_SMALL = 32 << 20
+_MATTERS = 0.02
 
 
 @dataclass(frozen=True)
@@ -366,6 +367,7 @@ class LateGradients(PlainRow):
         forward: The first event of the forward pass of `bytes`.
         freed: The event that freed the first of them.
         peak_bytes: The most allocated between the two events.
+        saved_bytes: By how much the peak of all would be lower without them.
         place: The line that freed them; None if frees have no stacks.
     """
 
@@ -375,6 +377,7 @@ class LateGradients(PlainRow):
     forward: int
     freed: int
     peak_bytes: int
+    saved_bytes: int
     place: Place | None
 
 
@@ -413,8 +416,24 @@ def late_gradients(timeline: Timeline) -> LateGradients | None:
         forward=forward,
         freed=min(events),
         peak_bytes=max(timeline.allocated[forward : min(events)]),
+        saved_bytes=_saved(
+            timeline,
+            {at: (max(freed[row] for row in rows), held[at]) for at, rows in by_forward.items()},
+        ),
         place=place if place and place.line else None,
     )
+
+
+def _saved(timeline: Timeline, late: Mapping[int, tuple[int, int]]) -> int:
+    """By how much the peak would be lower had some bytes, from an event up to another one, been
+    free: by the first event, that other one and the bytes."""
+    allocated, highest, since = timeline.allocated, 0, 0
+    for begin, (end, nbytes) in sorted(late.items()):
+        highest = max(highest, max(allocated[since:begin], default=0))
+        highest = max(highest, max(allocated[max(begin, since) : end], default=0) - nbytes)
+        since = max(since, end)
+    highest = max(highest, max(allocated[since:], default=0))
+    return max(timeline.peak("allocated").bytes - highest, 0)
 
 
 def _late_rows(timeline: Timeline) -> dict[int, list[int]]:
@@ -448,6 +467,8 @@ def late_gradients_finding(timeline: Timeline) -> tuple[Finding, ...]:
     if found is None:
         return ()
     size, peak = format_bytes(found.bytes), format_bytes(found.peak_bytes)
+    matters = found.saved_bytes >= max(_SMALL, _MATTERS * timeline.peak("allocated").bytes)
+    lower = f": the peak would be {format_bytes(found.saved_bytes)} lower" if matters else ""
     notes = [
         Note(
             f"{format_count(found.count, 'gradient')} in each of "
@@ -455,7 +476,7 @@ def late_gradients_finding(timeline: Timeline) -> tuple[Finding, ...]:
             f"{' by' if found.place else ''}",
             found.place,
         ),
-        Note(f"Up to {peak} were allocated meanwhile."),
+        Note(f"Up to {peak} were allocated meanwhile{lower}."),
     ]
     advice = Note(
         "call optimizer.zero_grad(set_to_none=True) before the forward pass, not after it",
@@ -464,7 +485,7 @@ def late_gradients_finding(timeline: Timeline) -> tuple[Finding, ...]:
     return (
         Finding(
             "late_zero_grad",
-            Severity.MODERATE if found.bytes >= _SMALL else Severity.INFO,
+            Severity.MODERATE if matters else Severity.INFO,
             found.bytes,
             f"{size} of gradients live through the next forward pass",
             tuple(notes),

@@ -22,6 +22,7 @@ from neutracer.trace.beside import library_folders
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import base_name
 from neutracer.trace.timeline import Timeline
+from neutracer.units import format_share
 
 #: The address and the size of a block of memory.
 Block = tuple[int, int]
@@ -239,6 +240,12 @@ _SECOND_SHARE = 0.25
 # Lines of code whose holders are asked for at the end of a trace.
 _MOST_LINES = 12
 
+# Tensors that have no more than this share of their storages are slices.
+_SLICED = 0.5
+
+#: Said of a holder's tensors that are slices.
+SLICES = "slices"
+
 #: Said of blocks in which no object of Python has its memory.
 NO_OBJECT = "no Python object"
 _GARBAGE = "garbage: only Python's collector frees it"
@@ -266,11 +273,17 @@ def holders_of(lines: Mapping[str, Sequence[Block]]) -> dict[str, str]:
         prepare_heap()
         links = read_autograd()
         wanted = {line: _sample(blocks) for line, blocks in lines.items()}
-        targets, owners = tensors_in(links.objects, wanted)
+        inside = _in_blocks(links.objects, wanted)
+        targets, owners = _first_of(inside)
         foreign = (*_FOREIGN, *(f"{folder}/" for folder in library_folders()))
         found = find_ways(targets, _MOST_WAYS, links, foreign)
     except UnavailableError:
         return {}
+    pairs = zip(targets, found, strict=True)
+    bases = {id(tensor) for tensor, one in pairs if one is not None and _is_base(one)}
+    slices = {line: _slices(inside, blocks, bases) for line, blocks in wanted.items()}
+    del pairs
+    inside.clear()
     targets.clear()
     too_large = links.unfollowed > 0
     del links
@@ -278,7 +291,7 @@ def holders_of(lines: Mapping[str, Sequence[Block]]) -> dict[str, str]:
     for block, one in zip(owners, found, strict=True):
         by_block.setdefault(block, []).append(one)
     return {
-        line: _said([by_block.get(block, []) for block in blocks], too_large)
+        line: _said([by_block.get(block, []) for block in blocks], too_large, slices[line])
         for line, blocks in wanted.items()
         if blocks
     }
@@ -293,24 +306,63 @@ def _sample(blocks: Sequence[Block]) -> list[Block]:
 def tensors_in(
     objects: list[Any], wanted: Mapping[str, Sequence[Block]]
 ) -> tuple[list[Any], list[Block]]:
-    """Tensors whose memory is in the blocks, and the block of each."""
+    """Some tensors whose memory is in the blocks, and the block of each."""
+    return _first_of(_in_blocks(objects, wanted))
+
+
+def _in_blocks(
+    objects: list[Any], wanted: Mapping[str, Sequence[Block]]
+) -> list[tuple[Any, Block]]:
+    """All tensors whose memory is in the blocks, each with its block."""
     blocks = sorted({block for each in wanted.values() for block in each})
     begins = [address for address, _ in blocks]
-    left = [_MOST_TENSORS] * len(blocks)
-    targets: list[Any] = []
-    owners: list[Block] = []
+    found = []
     for at, address in enumerate(core.data_pointers(objects)):
         block = bisect_right(begins, address) - 1
-        if block < 0 or address >= sum(blocks[block]) or not left[block]:
-            continue
-        left[block] -= 1
-        targets.append(objects[at])
-        owners.append(blocks[block])
+        if block >= 0 and address < sum(blocks[block]):
+            found.append((objects[at], blocks[block]))
+    return found
+
+
+def _first_of(inside: Sequence[tuple[Any, Block]]) -> tuple[list[Any], list[Block]]:
+    counts: Counter[Block] = Counter()
+    targets: list[Any] = []
+    owners: list[Block] = []
+    for tensor, block in inside:
+        counts[block] += 1
+        if counts[block] <= _MOST_TENSORS:
+            targets.append(tensor)
+            owners.append(block)
     return targets, owners
 
 
-def _said(blocks: Sequence[Sequence[Found | None]], too_large: bool) -> str:
-    """Who holds these blocks: the holder of most, and the second where it has a good part."""
+def _is_base(found: Found) -> bool:
+    """Whether only its own views lead to a tensor."""
+    ends = [way.edges[-1].name if way.edges else "" for way in found.ways]
+    return bool(ends) and all(name == "._base" for name in ends)
+
+
+def _slices(
+    inside: Sequence[tuple[Any, Block]], blocks: Collection[Block], bases: Collection[int]
+) -> str:
+    """What is said where the tensors in some blocks have only a small part of them; `bases` are
+    the ids of those that count for nothing."""
+    used, wanted, storages = 0, set(blocks), dict[int, int]()
+    for tensor, block in inside:
+        facts = core.tensor_facts(tensor) if block in wanted else None
+        if facts is not None:
+            size = int(getattr(sys.modules["torch"], facts["dtype"]).itemsize)
+            used += 0 if id(tensor) in bases else facts["numel"] * size
+            storages[facts["storage"]] = facts["storage_bytes"]
+    held = sum(storages.values())
+    if not held or used > _SLICED * held:
+        return ""
+    return f" ({SLICES} of {format_share(used / held)} of what they keep)"
+
+
+def _said(blocks: Sequence[Sequence[Found | None]], too_large: bool, slices: str) -> str:
+    """Who holds these blocks: the holder of most, and the second where it has a good part. A
+    graph may use all of what a slice is of."""
     nothing = _TOO_LARGE if too_large else NO_OBJECT
     alike: dict[object, list[tuple[_Name, ...]]] = {}
     counts: Counter[object] = Counter()
@@ -324,7 +376,10 @@ def _said(blocks: Sequence[Sequence[Found | None]], too_large: bool) -> str:
         for rank, (one, count) in enumerate(counts.most_common(2))
         if not rank or count >= _SECOND_SHARE * len(blocks)
     ]
-    return "; ".join(one if isinstance(one, str) else _path_text(alike[one]) for one in shown)
+    texts = [one if isinstance(one, str) else _path_text(alike[one]) for one in shown]
+    if texts and not isinstance(shown[0], str) and "autograd graph" not in texts[0]:
+        texts[0] += slices
+    return "; ".join(texts)
 
 
 def _of_block(tensors: Sequence[Found | None], nothing: str) -> tuple[tuple[_Name, ...], str]:

@@ -452,8 +452,8 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
     rounds, last = _moments(begins), begins[-1] - 1 if begins else case.at
     moments = (last, case.at, *(event for moments in rounds for event in moments))
     lines = _Lines(case.timeline, moments, names_passes=not case.failure.happened)
-    # The first of many rounds is no measure of the others.
-    rounds = rounds[1 if len(begins) > _FEWEST_ROUNDS + 1 else 0 :]
+    # The first round makes what stays, and is no measure of the others.
+    rounds = rounds[1 if len(begins) > _FEWEST_ROUNDS else 0 :]
     older = _older(case, lines, begins)
     now, counts = lines.at(case.at)
     if now.total() > case.room.allocated:

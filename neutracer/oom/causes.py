@@ -12,6 +12,7 @@ from itertools import combinations, pairwise
 from math import isqrt
 from typing import Any
 
+from neutracer.heap.owners import SLICES
 from neutracer.oom.bill import Bill
 from neutracer.oom.case import KINDS, Case, Cause, Remedy, Verdict, free_bytes, least_worth
 from neutracer.oom.steps import FEWEST, Growth, saw_tooth
@@ -721,7 +722,7 @@ def cache_growth(case: Case) -> Verdict | None:
         f"a cache that grows: {format_bytes(growth.bytes)} after {_over(growth)}, "
         f"{format_bytes(growth.bytes_per_step)} more each time"
     )
-    known, chain = _signature(grower.stack), case.holder_of(first)
+    known, chain = _signature(grower.stack, _SIGNATURES_OF_GROWTH), case.holder_of(first)
     bound = "bound it, keep it on the CPU, or make it shorter"
     advice = (
         *((Note(known),) if known else ()),
@@ -872,6 +873,10 @@ def _let_go(case: Case, place: Place, of_modules: bool) -> Note:
             "keep no graph from step to step: detach() what is kept or handed on, keep numbers "
             "(loss.item()), or run what no backward pass goes through under torch.no_grad()"
         )
+    if place.package and "._" in chain.rsplit(" → ", 1)[-1]:
+        # Inside of a library's object nothing is the program's to drop.
+        text = f"bound what {place.package} keeps by an option of the object, or make it anew, or"
+        return Note(f"{text} clear it, in {chain}")
     return Note(f"{text} in {chain}") if chain else Note(f"{text}:", place)
 
 
@@ -879,6 +884,10 @@ def _let_go(case: Case, place: Place, of_modules: bool) -> Note:
 # gradients have a graph.
 _OF_AN_EXCEPTION = ("traceback", "__context__", "__cause__")
 _OF_GRADIENTS = ".grad → autograd graph"
+
+_OF_SLICES = (
+    "clone() what is kept, where it is put there: a slice keeps the whole tensor that it is of"
+)
 
 _ON_GRADIENTS = (
     "use torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True), or "
@@ -899,6 +908,8 @@ def _by_holder(case: Case, place: Place) -> tuple[Note, ...]:
         text = "keep str(error), not the exception: its traceback keeps frames and their tensors"
     elif _OF_GRADIENTS in held:
         text = _ON_GRADIENTS
+    elif f"({SLICES} of" in held:
+        text = _OF_SLICES
     else:
         return ()
     return Note(text), Note(f"it is held by {held}")
@@ -1334,12 +1345,6 @@ _SIGNATURES = (
         "then it keeps all that it was given",
     ),
     (
-        "/transformers/cache_utils.py",
-        "update",
-        "crop() the cache that is passed as past_key_values, or pass a copy, where the next prompt "
-        "begins: the model extends it in place; in one prompt bound it (max_new_tokens, a window)",
-    ),
-    (
         "/accelerate/accelerator.py",
         "prepare",
         "call accelerator.free_memory() when done with what it prepared: until then it keeps every "
@@ -1347,12 +1352,24 @@ _SIGNATURES = (
     ),
 )
 
+# The same of what is made anew, larger each time.
+_SIGNATURES_OF_GROWTH = (
+    (
+        "/transformers/cache_utils.py",
+        "update",
+        "crop() the cache that is passed as past_key_values, or pass a copy, where the next prompt "
+        "begins: the model extends it in place; in one prompt bound it (max_new_tokens, a window)",
+    ),
+)
 
-def _signature(stack: Sequence[Frame]) -> str:
+
+def _signature(
+    stack: Sequence[Frame], signatures: Sequence[tuple[str, str, str]] = _SIGNATURES
+) -> str:
     """What to change for a stack of a library that has a signature; "" for others."""
     for frame in stack:
         path = "/" + owner_path(frame).replace("\\", "/")
-        for part, name, advice in _SIGNATURES:
+        for part, name, advice in signatures:
             if part in path and name in frame.name:
                 return advice
     return ""

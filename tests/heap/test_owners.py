@@ -199,6 +199,23 @@ def test_holder_is_named_as_it_is_written(monkeypatch: pytest.MonkeyPatch, name:
     assert found == {"line": expected.format_map(space)}
 
 
+def test_slices_of_larger_tensors_are_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+    whole, some = [torch.zeros(64, 64)], [torch.zeros(64, 64)[:, :2] for _ in range(3)]
+    halves = list(torch.zeros(64, 64).split(32))
+    def blocks_of(ones):
+        return [(one.untyped_storage().data_ptr(), 64 * 64 * 4) for one in ones]
+    """
+    space = run(monkeypatch, text)
+    lines = {name: space["blocks_of"](space[name]) for name in ("whole", "some", "halves")}
+    found = holders_of(lines)
+    assert found == {
+        "whole": "whole",
+        "some": "some (slices of 3.1 % of what they keep)",
+        "halves": "halves",
+    }
+
+
 def test_exception_being_handled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     space = run(
         monkeypatch,

@@ -192,6 +192,48 @@ def beside_a_reference() -> None:
         optimizer.step()
 
 
+def rollouts_with_a_graph() -> None:
+    """A rollout is longer than a step, and comes before some of them."""
+    one, policy = model(), model()
+    optimizer = torch.optim.SGD(policy.parameters(), lr=1e-3)
+    mean = torch.zeros((), device="cuda")
+    for _ in range(12):
+        bonus = one(batch(1024)).square().mean()
+        mean = mean * 0.9 + bonus * 0.1
+        with torch.no_grad():
+            for _ in range(40):
+                policy(batch(64))
+        for _ in range(6):
+            policy(batch(64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def kept_in_the_last_phase() -> None:
+    one = model()
+    optimizer = torch.optim.SGD(one.parameters(), lr=1e-3)
+    kept = []
+    for step in range(200):
+        outputs = one(batch(1024))
+        outputs.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step >= 150:
+            kept.append(outputs.detach().clone())
+
+
+def tables_that_are_replaced() -> None:
+    table = torch.nn.Parameter(batch(1024))
+    optimizer = torch.optim.Adam([table])
+    for day in range(1, 40):
+        for _ in range(6):
+            (table * batch(1024 + 16 * (day - 1))).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        table = torch.nn.Parameter(torch.cat([table.detach(), batch(16)]))
+        optimizer.add_param_group({"params": [table]})
+
+
 def losses_of_parts() -> None:
     one = model()
     optimizer = torch.optim.SGD(one.parameters(), lr=1e-3)
@@ -278,6 +320,9 @@ def ran_out(program: Callable[[], None], mib: int) -> neutracer.reports.Verdict:
         (more_parts_in_each_of_few_steps, 100, "capacity", "release", "part_loss", "on the sum"),
         (larger_queries, 70, "capacity", "smaller_step", None, "inference_mode()"),
         (beside_a_reference, 190, "capacity", "shard_state", "beside_a_reference", "the copy that"),
+        (rollouts_with_a_graph, 100, "leak", "release", "rollouts_with_a_graph", "keep no graph"),
+        (kept_in_the_last_phase, 110, "leak", "release", "kept_in_the_last_phase", ""),
+        (tables_that_are_replaced, 150, "leak", "release", "tables_that_are_replaced", ""),
         (losses_of_parts, 150, "capacity", "release", "part_loss", "not on the sum"),
         (a_larger_batch, 150, "capacity", "smaller_step", None, "split the batch"),
     ],

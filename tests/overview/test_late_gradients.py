@@ -30,6 +30,9 @@ def test_late_zero_grad_is_found() -> None:
     assert found.place is not None
     assert (found.place.filename, found.place.line) == ("train.py", 77)
     assert found.peak_bytes == max(tl.allocated[found.forward : found.freed])
+    # What the peak really is of the program that frees them first.
+    healthy = snapshot("train_resnet_healthy").timeline().peak("allocated").bytes
+    assert found.saved_bytes == pytest.approx(tl.peak("allocated").bytes - healthy, rel=0.1)
 
 
 def test_finding_names_bytes_line_and_fix() -> None:
