@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from bisect import bisect_right
 from collections import Counter
@@ -240,6 +241,8 @@ _SECOND_SHARE = 0.25
 # Lines of code whose holders are asked for at the end of a trace.
 _MOST_LINES = 12
 
+_BITS = re.compile(r"\d+")
+
 # Tensors that have no more than this share of their storages are slices.
 _SLICED = 0.5
 
@@ -275,15 +278,17 @@ def holders_of(lines: Mapping[str, Sequence[Block]]) -> dict[str, str]:
         wanted = {line: _sample(blocks) for line, blocks in lines.items()}
         inside = _in_blocks(links.objects, wanted)
         targets, owners = _first_of(inside)
+        parts = _parts_of(inside)
+        # Whatever else refers to a tensor is looked for.
+        inside.clear()
         foreign = (*_FOREIGN, *(f"{folder}/" for folder in library_folders()))
         found = find_ways(targets, _MOST_WAYS, links, foreign)
     except UnavailableError:
         return {}
     pairs = zip(targets, found, strict=True)
     bases = {id(tensor) for tensor, one in pairs if one is not None and _is_base(one)}
-    slices = {line: _slices(inside, blocks, bases) for line, blocks in wanted.items()}
+    slices = {line: _slices(parts, blocks, bases) for line, blocks in wanted.items()}
     del pairs
-    inside.clear()
     targets.clear()
     too_large = links.unfollowed > 0
     del links
@@ -342,19 +347,38 @@ def _is_base(found: Found) -> bool:
     return bool(ends) and all(name == "._base" for name in ends)
 
 
-def _slices(
-    inside: Sequence[tuple[Any, Block]], blocks: Collection[Block], bases: Collection[int]
-) -> str:
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A tensor's part of its storage; sizes in bytes."""
+
+    tensor: int
+    block: Block
+    used: int
+    storage: int
+    whole: int
+
+
+def _parts_of(inside: Sequence[tuple[Any, Block]]) -> list[_Part]:
+    """The parts of tensors, by the tensors' ids."""
+    found = []
+    for tensor, block in inside:
+        facts = core.tensor_facts(tensor)
+        if facts is not None:
+            # "float32", "float8_e4m3fn"; "bool" has no number, and a byte.
+            bits = _BITS.search(facts["dtype"])
+            size = int(bits[0]) // 8 if bits else 1
+            used, storage = facts["numel"] * size, facts["storage"]
+            found.append(_Part(id(tensor), block, used, storage, facts["storage_bytes"]))
+    return found
+
+
+def _slices(parts: Sequence[_Part], blocks: Collection[Block], bases: Collection[int]) -> str:
     """What is said where the tensors in some blocks have only a small part of them; `bases` are
     the ids of those that count for nothing."""
-    used, wanted, storages = 0, set(blocks), dict[int, int]()
-    for tensor, block in inside:
-        facts = core.tensor_facts(tensor) if block in wanted else None
-        if facts is not None:
-            size = int(getattr(sys.modules["torch"], facts["dtype"]).itemsize)
-            used += 0 if id(tensor) in bases else facts["numel"] * size
-            storages[facts["storage"]] = facts["storage_bytes"]
-    held = sum(storages.values())
+    wanted = set(blocks)
+    of_line = [one for one in parts if one.block in wanted]
+    held = sum({one.storage: one.whole for one in of_line}.values())
+    used = sum(one.used for one in of_line if one.tensor not in bases)
     if not held or used > _SLICED * held:
         return ""
     return f" ({SLICES} of {format_share(used / held)} of what they keep)"
