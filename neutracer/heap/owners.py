@@ -367,8 +367,10 @@ def _parts_of(inside: Sequence[tuple[Any, Block]]) -> list[_Part]:
             # "float32", "float8_e4m3fn"; "bool" has no number, and a byte.
             bits = _BITS.search(facts["dtype"])
             size = int(bits[0]) // 8 if bits else 1
-            used, storage = facts["numel"] * size, facts["storage"]
-            found.append(_Part(id(tensor), block, used, storage, facts["storage_bytes"]))
+            used, whole = facts["numel"] * size, facts["storage_bytes"]
+            # Memory of the program's own, of which the block is a part, is for it to cut up.
+            used = used if whole <= block[1] else whole
+            found.append(_Part(id(tensor), block, used, facts["storage"], whole))
     return found
 
 
