@@ -201,8 +201,7 @@ def fails(
 
 def _annotate(report: Report, least: Severity, file: str, options: argparse.Namespace) -> None:
     """Write a report to the step's summary, and a workflow command for each finding."""
-    from neutracer.render.markdown import render_markdown
-    from neutracer.render.text import write
+    from neutracer.render.text import render_markdown, write
 
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
@@ -437,9 +436,8 @@ def say_written(path: str) -> None:
 
 def _put(reports: Sequence[Report], options: argparse.Namespace, out: TextIO) -> None:
     """Write reports to a stream as the options of `add_format` say."""
-    from neutracer.render.markdown import render_markdown
     from neutracer.render.report import dump
-    from neutracer.render.text import show_lines, terminal_width, text_lines, write
+    from neutracer.render.text import render_markdown, show_lines, terminal_width, text_lines, write
 
     if options.format == "json":
         several = {"schema": "neutracer.reports/1", "reports": tuple(reports)}
