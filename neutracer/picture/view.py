@@ -44,7 +44,7 @@ from neutracer.trace.roles import CATEGORIES, FIRST_TOLD, FRAME_BITS, ROLE_RULES
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import FILE_RULES, UNPACK_RULES, SnapshotSource
 from neutracer.trace.stacks import ORIGIN_RULES, PLACE_RULES, UNKNOWN_PLACE
-from neutracer.trace.steps import STEP_WORDS
+from neutracer.trace.timeline import STEP_WORDS
 from neutracer.units import format_bytes, format_count, format_duration_us
 from neutracer.whatif.replaying import CAUSES, Outcome, named
 
