@@ -34,6 +34,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.monitor.exporter import MetricsServer
     from neutracer.monitor.memory_monitor import Alert
     from neutracer.monitor.phases import Phase
+    from neutracer.notebook import CellReport
     from neutracer.oom.bill import Bill, BillTerm
     from neutracer.oom.case import Verdict
     from neutracer.oom.explain import ExplainReport
@@ -47,15 +48,13 @@ if _typing.TYPE_CHECKING:
     from neutracer.rank.watch import RanksWatch
     from neutracer.recording.recorder import Recording
     from neutracer.render.report import Finding, Report
-    from neutracer.run.cell import CellReport
     from neutracer.run.training import Training
     from neutracer.trace.flaws import Rehearsed
     from neutracer.trace.timeline import Churn
     from neutracer.whatif.drag import DragLine, DragMoment, DragReport
     from neutracer.whatif.replaying import Outcome
     from neutracer.whatif.savings import Saving, SavingsReport
-    from neutracer.whatif.search import RecommendReport
-    from neutracer.whatif.what_if import WhatIfReport
+    from neutracer.whatif.what_if import RecommendReport, WhatIfReport
 
 __all__ = [
     "Alert",
@@ -127,7 +126,7 @@ _MODULES = {
     "neutracer.oom.case": ("Verdict",),
     "neutracer.oom.explain": ("ExplainReport",),
     "neutracer.oom.watch": ("OomWatch",),
-    "neutracer.run.cell": ("CellReport",),
+    "neutracer.notebook": ("CellReport",),
     "neutracer.overview": ("OverviewReport",),
     "neutracer.phase_report": ("PhasesReport",),
     "neutracer.rank.jobs": ("FirstOom", "HeatMap", "Odd", "RankRow"),
@@ -135,8 +134,7 @@ _MODULES = {
     "neutracer.rank.watch": ("RanksWatch",),
     "neutracer.whatif.drag": ("DragLine", "DragMoment", "DragReport"),
     "neutracer.whatif.savings": ("Saving", "SavingsReport"),
-    "neutracer.whatif.search": ("RecommendReport",),
-    "neutracer.whatif.what_if": ("WhatIfReport",),
+    "neutracer.whatif.what_if": ("RecommendReport", "WhatIfReport"),
     "neutracer.whatif.replaying": ("Outcome",),
     "neutracer.run.training": ("Training",),
     "neutracer.picture.view": ("PageView",),
