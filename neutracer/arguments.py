@@ -16,16 +16,7 @@ def _wrong_type(name: str, wanted: str, value: object) -> TypeError:
 
 
 def number(name: str, value: Any, wanted: str = "a number") -> Any:
-    """`value`, which must be an int, a float or a NumPy number.
-
-    Args:
-        name: The argument's name.
-        value: The argument.
-        wanted: The expected value, as a noun with its unit: "a number of seconds".
-
-    Raises:
-        TypeError: It is of another type, or a bool.
-    """
+    """`value`, which must be an int, a float or a NumPy number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _wrong_type(name, wanted, value)
     return value
@@ -89,11 +80,7 @@ def text(name: str, value: Any) -> str:
 
 
 def several(name: str, value: Any, wanted: str) -> list[Any]:
-    """`value`, an iterable of `wanted` (a plural noun), as a list.
-
-    Raises:
-        TypeError: It is not iterable, or is a str or bytes.
-    """
+    """`value`, an iterable of `wanted` (a plural noun), as a list."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise _wrong_type(name, f"a list of {wanted}", value)
     return list(value)

@@ -114,8 +114,6 @@ def budget_of(snap: Snapshot, device: int, outside: Outside | None = None) -> Bu
     """The budget of a device at the end of a snapshot.
 
     Args:
-        snap: The snapshot.
-        device: The device.
         outside: What is known of the rest; None is what the file says.
 
     Example:

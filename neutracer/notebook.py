@@ -73,9 +73,6 @@ class CellRecording:
     def __init__(self, max_entries: int = DEFAULT_MAX_ENTRIES) -> None:
         """Set up without starting.
 
-        Args:
-            max_entries: Events kept per device.
-
         Raises:
             UnavailableError: torch is not imported.
         """

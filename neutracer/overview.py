@@ -794,7 +794,6 @@ def peak_tree(snap: Snapshot, device: int | None = None) -> PeakTreeReport:
     """The stacks of the blocks allocated at the peak, as a tree.
 
     Args:
-        snap: The snapshot.
         device: The device; None is the only one.
 
     Raises:
@@ -1070,9 +1069,7 @@ def overview(
     """Summarise a snapshot.
 
     Args:
-        snap: The snapshot.
         file: Its file, for the title and follow-up commands; "" is none.
-        title: The title without a file.
         device: Only this device; None is all devices in use.
 
     Example:

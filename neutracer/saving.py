@@ -27,11 +27,6 @@ _ACCESS_LIST = "system.posix_acl_access"
 def check_output(output: str | bytes | os.PathLike[Any] | None, *inputs: object) -> None:
     """Check that an output file is not one of the inputs, by any name or link.
 
-    Args:
-        output: The path to write to, or None.
-        inputs: Paths, "-" for standard input, open files, and objects whose `origin` is the path
-            that they were read from. Others are ignored.
-
     Raises:
         ValueError: It is one of them.
     """
@@ -73,10 +68,6 @@ def atomic_file(path: str | os.PathLike[str], *inputs: object) -> Iterator[Binar
     The new file inherits mode, owner and extended attributes of the one it replaces, as far as
     this user may set them. Symbolic links are followed. Anything but a regular file (a pipe,
     /dev/stdout, /dev/null) is written to directly.
-
-    Args:
-        path: The file; compressed if it ends in .gz, .xz or .zst.
-        inputs: As for `check_output`.
 
     Raises:
         UnavailableError: The compression needs a missing package.

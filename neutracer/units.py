@@ -69,17 +69,6 @@ def split_bytes(
 def format_bytes(nbytes: int, unit: str | None = None, *, decimals: int | None = None) -> str:
     """Write a size in binary units.
 
-    Args:
-        nbytes: The size in bytes; a difference may be negative.
-        unit: "B", "KiB", "MiB", "GiB" or "TiB"; None takes the largest in which the number
-            is at least 1, with MiB kept up to 9,999 MiB. "MiB" turns into GiB from
-            10,000 MiB on, where its digits would no longer be read.
-        decimals: Digits after the point; None leaves three digits that matter, and none
-            after the point where the number is whole.
-
-    Raises:
-        ValueError: The unit is not one of these.
-
     Example:
         >>> format_bytes(2_126_512_128, "MiB", decimals=1), format_bytes(37_500_000)
         ('2,028.0 MiB', '35.8 MiB')
@@ -137,12 +126,6 @@ def parse_bytes(text: str | int) -> int:
     KiB, MiB, GiB, TiB and the single letters are binary; kB, MB, GB, TB are decimal.
     Upper and lower case mean the same. A part of a byte is rounded to the nearest byte.
 
-    Args:
-        text: The size; a whole number (also one of NumPy's) is bytes.
-
-    Returns:
-        Bytes, not negative.
-
     Raises:
         ValueError: The text is not a size.
         TypeError: It is neither an int nor a text.
@@ -184,9 +167,6 @@ def _parsed_number(text: str) -> Fraction:
 def format_duration_us(duration_us: float) -> str:
     """Write a duration with three digits that matter, or two units from a minute on.
 
-    Args:
-        duration_us: Microseconds, not negative.
-
     Raises:
         ValueError: The duration is negative or not finite.
 
@@ -216,12 +196,6 @@ def _long_duration(duration_us: Fraction) -> str:
 def parse_duration(text: str) -> int:
     """Read a duration: "70 ms", "1.5s", "3 min 20 s".
 
-    Args:
-        text: Numbers, each with one of us, ms, s, min, h, d; they are added up.
-
-    Returns:
-        Microseconds, rounded to the nearest.
-
     Raises:
         ValueError: The text is not a duration.
 
@@ -242,11 +216,6 @@ def parse_duration(text: str) -> int:
 
 def format_count(count: int, noun: str = "", plural: str = "") -> str:
     """Write a count with commas between thousands, and what is counted.
-
-    Args:
-        count: How many.
-        noun: What one of them is called; empty for the bare number.
-        plural: What several are called; the noun with an s where it is empty.
 
     Example:
         >>> format_count(2375, "event"), format_count(1, "retry", "retries")
@@ -283,13 +252,6 @@ def split_share(share: float, *, decimals: int = 1) -> tuple[str, str]:
 
 def format_share(share: float, *, decimals: int = 1) -> str:
     """Write a share as a percentage that is 0 or 100 only when the share is 0 or 1.
-
-    Args:
-        share: The share; 1.0 is all of it.
-        decimals: Digits after the point.
-
-    Raises:
-        ValueError: The share is not finite.
 
     Example:
         >>> format_share(0.248), format_share(0.99999)

@@ -77,14 +77,7 @@ def complain_of(what: str, error: Exception) -> int:
 def add_command(
     commands: Any, name: str, summary: str, description: str, example: str, run: Callable[..., int]
 ) -> argparse.ArgumentParser:
-    """Add a command to the result of `add_subparsers`.
-
-    Args:
-        summary: Its line in the list of commands.
-        description: The start of its own help.
-        example: The end of its help: examples, files, exit codes.
-        run: Takes the options and returns the exit code.
-    """
+    """Add a command to the result of `add_subparsers`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=summary, description=description, epilog=example, formatter_class=HelpPage
     )
@@ -150,7 +143,6 @@ def add_fail_on(parser: argparse.ArgumentParser, text: str, verdicts: Sequence[s
     """Add `--fail-on`, which `fails` evaluates.
 
     Args:
-        text: The help.
         verdicts: Words allowed beside severities; a list is separated by commas.
     """
     from neutracer.render.document import Severity
@@ -369,9 +361,6 @@ def answered(
 def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
     """Print reports, or write them to the file of `--output`; several make one JSON object.
 
-    Returns:
-        0, or `FAILED` if the file can't be written.
-
     Raises:
         OSError: Standard output can't be written.
     """
@@ -531,10 +520,6 @@ def refused(settings: str | list[str], error: SettingsError) -> str:
 
 def check_written(output: str | None, *files: str) -> None:
     """Check that an output is not one of the snapshots to read, or a sidecar of theirs.
-
-    Args:
-        output: The path; None is standard output.
-        files: Paths of snapshots; "-" is standard input.
 
     Raises:
         ValueError: It is one of them, under any name or link.

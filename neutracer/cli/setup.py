@@ -108,9 +108,6 @@ class EnvironmentReport(Report):
 def environment(version: str) -> EnvironmentReport:
     """Inspect the installation without importing packages or touching CUDA.
 
-    Args:
-        version: neutracer's version.
-
     Example:
         >>> environment("1.0.0").python.startswith(platform.python_implementation())
         True

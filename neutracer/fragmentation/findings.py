@@ -176,11 +176,6 @@ _LEAST_DEVICE = 2 << 30
 def severity_of(ratio: float, nbytes: int, room: int) -> Severity:
     """The severity of a share of reserved memory that no request can use, by its band.
 
-    Args:
-        ratio: The share.
-        nbytes: Its bytes; below 64 MiB or 5 % of the room, or in the band "good", it is `info`.
-        room: The bytes that the process may have, as `room_of` says.
-
     Example:
         >>> gib = 1 << 30
         >>> [str(severity_of(0.35, gib, room)) for room in (8 * gib, 80 * gib)]
@@ -457,7 +452,6 @@ def forecast_of(
     Args:
         holes: Bytes of the largest hole before each step's largest request.
         request: Bytes.
-        stride: Steps between two values.
         event: The request's event, for the result.
 
     Returns:
@@ -691,13 +685,7 @@ def _evidence(unused: _Unused) -> tuple[Note, ...]:
 
 
 def _expandable_advice(replayed: Replayed, unused: _Unused, detail: str | None) -> tuple[Note, ...]:
-    """Advice on expandable segments.
-
-    Args:
-        replayed: The trace under expandable segments.
-        unused: The free bytes.
-        detail: The result of the replay; "" if it saves nothing, None without a replay.
-    """
+    """Advice on expandable segments."""
     if not replayed.is_possible or detail == "":
         return ()
     why = "free ranges then serve any size" if unused.cached else "segments then grow as needed"
@@ -848,9 +836,6 @@ def findings_of(snap: Snapshot, device: int, fragment: core.Fragment) -> tuple[F
     Reclaimable bytes are a cache, and bytes that were in use at the peak will be used again: the
     severity of the end is that of the rest, and at most that of the peak. Of a process that never
     ran short of memory it is `info`: what it did not use was of use to nothing else in it.
-
-    Args:
-        fragment: The snapshot's end state.
     """
     timeline = snap.timeline(device)
     known = end_is_known(snap, device)

@@ -106,14 +106,6 @@ def find_ways(
     """For each object the shortest ways to it, by one walk of the heap; None for an object to which
     nothing leads that the collector tracks.
 
-    Args:
-        targets: The objects, with the caller's only references to them; the list does not count
-            as a way.
-        most: The most ways to each.
-        links: Autograd's references, where the caller has read them.
-        foreign: Parts of the names of files in whose running functions a way begins only where
-            none begins elsewhere.
-
     Raises:
         UnavailableError: A memory layout is unknown.
     """

@@ -52,12 +52,6 @@ def reference_text(nodes: Sequence[Node], edge: Edge) -> str:
 def cut_at(nodes: Sequence[Node], way: Sequence[Edge], at: int, references: int = 1) -> Cut:
     """A reference of a cycle as the one to break.
 
-    Args:
-        nodes: The nodes of the graph.
-        way: The edges of the cycle, in order; the last leads to the first's source.
-        at: The place of the reference in `way`.
-        references: How many references lead from its source to its target.
-
     Example:
         >>> nodes = (Node(0, "app.Callback", "Callback"), Node(1, "method", "m", kind="method"))
         >>> edges = (Edge(0, 1, "view", "attribute"), Edge(1, 0, "__self__", "self"))
@@ -408,7 +402,6 @@ def cycle_from_core(
     Args:
         plain: One entry of the result of `core.find_cycles`.
         garbage: True if only the collector can free it.
-        allocations: Allocations by data pointer.
     """
     nodes = tuple(
         node_from_core(number, row, allocations or {}) for number, row in enumerate(plain["nodes"])

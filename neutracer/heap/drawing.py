@@ -804,7 +804,6 @@ def picture(body: str, box: tuple[float, float, float, float], words: str) -> st
     """The SVG document.
 
     Args:
-        body: Its content, as markup.
         box: The view box: left, top, width and height, in points.
         words: A description for screen readers.
     """
@@ -824,11 +823,6 @@ def picture(body: str, box: tuple[float, float, float, float], words: str) -> st
 
 def parts_of(svg: bytes, scene: Scene, box_words: tuple[str, ...]) -> str:
     """Normalize Graphviz's output for a scene.
-
-    Args:
-        svg: Graphviz's output for the scene's plan.
-        scene: The scene.
-        box_words: The tooltip of each box.
 
     Raises:
         NeutracerError: The output is not a picture.
@@ -1159,17 +1153,7 @@ class NoRendererError(NeutracerError):
 
 
 def render(plan: Plan, form: str) -> bytes:
-    """Draw a plan with Graphviz.
-
-    Args:
-        plan: The graph with its attributes.
-        form: "svg" or "png".
-
-    Raises:
-        UnavailableError: Graphviz is missing.
-        NoRendererError: It has no renderer for PNG, as in wheels (no cairo, no fonts).
-        NeutracerError: It failed, or took more than 30 seconds.
-    """
+    """Draw a plan with Graphviz."""
     module = _module_path()
     if module is None or not sys.executable:
         raise UnavailableError("drawing with Graphviz", _INSTALL)
@@ -1326,7 +1310,6 @@ def page(graph: GraphData, svg: str, *, without_graphviz: str = "") -> str:
     """The page of a graph.
 
     Args:
-        graph: The graph as drawn.
         svg: Its picture, from `parts_of` or `lay_out`.
         without_graphviz: The reason for a plainer layout; empty for Graphviz's.
     """
@@ -1489,9 +1472,6 @@ _SCHEMA = "neutracer.graph/1"
 def dot(graph: GraphData, max_nodes: int = MOST_NODES) -> str:
     """The picture in the DOT language.
 
-    Raises:
-        ValueError: `max_nodes` is not between 1 and 5,000.
-
     Example:
         >>> dot(GraphData((Node(0, "app.Ring", "Ring"),), ())).splitlines()[0]
         'digraph objects {'
@@ -1500,13 +1480,7 @@ def dot(graph: GraphData, max_nodes: int = MOST_NODES) -> str:
 
 
 def svg(graph: GraphData, max_nodes: int = MOST_NODES) -> str:
-    """The picture as SVG, with its title and notes.
-
-    Raises:
-        ValueError: `max_nodes` is not between 1 and 5,000.
-        UnavailableError: Graphviz is missing.
-        NeutracerError: Graphviz failed.
-    """
+    """The picture as SVG, with its title and notes."""
     return _svg(_folded(graph, max_nodes), headings=True)
 
 
@@ -1524,11 +1498,7 @@ def png(graph: GraphData, max_nodes: int = MOST_NODES) -> bytes:
 
 
 def html(graph: GraphData, max_nodes: int = MOST_ON_PAGE) -> str:
-    """A self-contained page; without Graphviz its layout is plainer.
-
-    Raises:
-        ValueError: `max_nodes` is not between 1 and 5,000.
-    """
+    """A self-contained page; without Graphviz its layout is plainer."""
     small = _folded(graph, max_nodes)
     picture, why = _svg_or_own(small, headings=False)
     return page(small, picture, without_graphviz=why)

@@ -43,14 +43,7 @@ PROFILER_FUNCTIONS = ("_enable_profiler", "_disable_profiler")
 
 
 def difference(module: Any) -> str:
-    """How this torch differs from the hooks' expectations, as a clause, or "".
-
-    Args:
-        module: The module `_torch`, before it attaches anything.
-
-    Raises:
-        RuntimeError: The check could not run.
-    """
+    """How this torch differs from the hooks' expectations, as a clause, or ""."""
     if module.backend != "cpu":
         return ""
     return _profiler_difference() or _allocator_difference(module)
@@ -102,11 +95,7 @@ class Place:
 
 
 def cache_folder() -> Path:
-    """The folder of this user's hooks; NEUTRACER_CACHE overrides it.
-
-    Raises:
-        UnavailableError: This user has no home.
-    """
+    """The folder of this user's hooks; NEUTRACER_CACHE overrides it."""
     return _cache()[0]
 
 
@@ -139,9 +128,6 @@ def unsafe(path: Path) -> str:
 
     They can if they may write to it or to a folder above it; in a sticky folder like /tmp they
     can replace only their own files.
-
-    Args:
-        path: A `resolved` path.
 
     Raises:
         OSError: It can't be inspected.
@@ -198,7 +184,6 @@ def why_not(folder: Path | None, key: str) -> str:
 
     Args:
         folder: The user's folder, None for the cache.
-        key: The build's own level under it.
     """
     try:
         home, own = _cache() if folder is None else (folder, 0)
@@ -236,7 +221,6 @@ def prepare(folder: Path | None, key: str) -> Place:
 
     Args:
         folder: The user's folder, None for the cache.
-        key: The build's own level under it.
 
     Raises:
         UnavailableError: It can't be made, or is not safe.
@@ -314,11 +298,6 @@ def _remove_leftovers(place: Path) -> None:
 
 def compile_into(path: Path, mode: int, command: Callable[[Path], list[str]]) -> None:
     """Compile a module atomically into `path`.
-
-    Args:
-        path: The module's file.
-        mode: The permission bits that it may have.
-        command: Returns the compiler's command line for an output file.
 
     Raises:
         UnavailableError: The compiler failed; the reason ends with its message.
@@ -570,10 +549,6 @@ def compiler() -> str:
 def command(goal: Target, output: Path) -> list[str]:
     """The compiler's command line.
 
-    Args:
-        goal: The target.
-        output: The file to write.
-
     Raises:
         UnavailableError: The compiler or headers are missing.
     """
@@ -638,14 +613,6 @@ def obstacle(goal: Target) -> str:
 
 def build(goal: Target, folder: Path | None = None, *, again: bool = False) -> Path:
     """Compile the hooks if needed; of concurrent processes one compiles, the others wait.
-
-    Args:
-        goal: The target.
-        folder: The folder, None for the cache.
-        again: Compile even if they exist.
-
-    Returns:
-        The compiled module.
 
     Raises:
         UnavailableError: Compiler, headers or a safe folder are missing, or the

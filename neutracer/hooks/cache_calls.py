@@ -75,8 +75,6 @@ def places(
     """The events of a trace that precede a call; None if they can't be determined.
 
     Args:
-        trace: The trace.
-        end: The counts at its end.
         since: The counts from which on `calls` is complete.
         calls: The counts and the time (microseconds since the epoch) of each call.
 
@@ -113,8 +111,6 @@ def times_between(trace: Trace, end: Counts, calls: Sequence[tuple[Counts, int]]
     their times.
 
     Args:
-        trace: The trace.
-        end: The counts at its end.
         calls: The counts and the time (microseconds since the epoch) of each call.
 
     Example:
@@ -352,10 +348,6 @@ class CacheCalls:
 
         Devices are left out unless all calls since the beginning of the trace were noted and
         the device was idle while the trace was taken.
-
-        Args:
-            before: `now()` before the traces were taken.
-            traces: The traces, by device.
         """
         try:
             return self._noted(before, traces) if before else {}

@@ -32,10 +32,6 @@ Text = TypeVar("Text")
 def check_modules(torch: Any, model: object) -> None:
     """Check `modules=` and this torch's support for it.
 
-    Args:
-        torch: The module.
-        model: An `nn.Module`, True for every model that is called, or None.
-
     Raises:
         UnavailableError: This torch keeps no texts per event.
         TypeError: `model` is none of these.
@@ -124,13 +120,7 @@ def _hooks_of(
 def texts_of(
     model: Any, make: Callable[[str], Text]
 ) -> tuple[dict[int, Text], Callable[[Any], object]]:
-    """The texts of modules by id, and a function to call with an unknown model.
-
-    Args:
-        model: An `nn.Module`, or True for every model whose forward is called; the model's class
-            then precedes its paths.
-        make: Converts a text to the caller's form.
-    """
+    """The texts of modules by id, and a function to call with an unknown model."""
     texts: dict[int, Text] = {}
     if model is True:
         return texts, partial(_learn, texts, make, {})
@@ -297,9 +287,6 @@ def _marking(
 
     Its code object has the original's name, file and last line, so that stacks are equal with and
     without marks.
-
-    Raises:
-        UnavailableError: The original is not PyTorch's known function.
     """
 
     # fmt: off

@@ -297,9 +297,6 @@ def on_oom(callback: Callable[[OomFact], object]) -> OomSubscription:
     It runs on the requesting thread, without the allocator's lock. Its exceptions don't reach
     the program; `oom_errors` has them.
 
-    Args:
-        callback: Called with an `OomFact`, except for errors that it causes itself.
-
     Raises:
         UnavailableError: There are no hooks, or CUDA is not initialised.
     """
@@ -412,10 +409,6 @@ def attach(events: int = 100_000, frames: int = 0) -> None:
     PyTorch can't detach the tracker: `silence` makes it almost idle. A running recording goes
     on; more events make new rings. On a torch for the CPU this watches the calling thread and
     PyTorch's work for it.
-
-    Args:
-        events: Events kept per ring, 64 bytes each; older ones are overwritten.
-        frames: Python frames kept per event, from the innermost, at most 64.
 
     Raises:
         UnavailableError: There are no hooks, or no device for a torch with CUDA; CUDA is not
@@ -560,10 +553,6 @@ def state() -> HookState | None:
 def device_stats(device: int) -> dict[str, int]:
     """The figures of `torch.cuda.memory_stats(device)` under the same keys, without the GIL.
 
-    Args:
-        device: The device's number; -1 is the CPU if its allocator is followed, with the
-            watched threads' allocations.
-
     Raises:
         UnavailableError: There are no hooks, no such device, or CUDA is not initialised.
     """
@@ -580,9 +569,6 @@ def watch_thread() -> None:
     threads (backward). PyTorch's profiler takes over a thread's reports while it runs, and the
     recording before is set apart. A block freed by an unwatched thread stays in the layout
     until its address is reused.
-
-    Raises:
-        UnavailableError: There are no hooks, or PyTorch's profiler is running here.
     """
     module = load()
     if module.backend == "cpu":
@@ -590,11 +576,7 @@ def watch_thread() -> None:
 
 
 def unwatch_thread() -> None:
-    """Stop following the calling thread.
-
-    Raises:
-        UnavailableError: Something else is on top of the watch, and must be removed first.
-    """
+    """Stop following the calling thread."""
     if loaded() is not None and loaded().backend == "cpu":
         unwatch_cpu_thread(loaded())
 

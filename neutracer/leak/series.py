@@ -199,7 +199,6 @@ def numbers(values: object, what: str = "a series") -> array[int]:
 
     Args:
         values: A sequence of numbers, or a buffer of them.
-        what: Its name in errors.
 
     Raises:
         TypeError: A value is not a number.

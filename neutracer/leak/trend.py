@@ -113,7 +113,6 @@ def growth_of(seen: Observed, warmup: int, *, fell: bool) -> Survivors:
 
     Args:
         seen: The observed program, with its trace.
-        warmup: Steps to set aside.
         fell: The series is a saw-tooth: blocks freed later count too.
     """
     timeline = seen.timeline
@@ -1110,11 +1109,7 @@ def leak_trend(
 
 
 def trend_of_trace(snap: Snapshot, device: int) -> LeakTrendReport:
-    """`leak_trend` of one device of a snapshot, without the findings on the file itself.
-
-    Raises:
-        ValueError: The file has no steps.
-    """
+    """`leak_trend` of one device of a snapshot, without the findings on the file itself."""
     return _trend(observe_trace(snap, None, None, None, device), (snap,), device, False, None)
 
 
@@ -1246,12 +1241,7 @@ def _live_tensors() -> list[Any]:
 
 
 def _alike_tensors(steps: int, device_type: str) -> Survivors:
-    """Groups of live tensors of one shape, at least one per few steps, with their holders.
-
-    Args:
-        steps: The steps over which memory grew.
-        device_type: "cuda" or "cpu".
-    """
+    """Groups of live tensors of one shape, at least one per few steps, with their holders."""
     from neutracer.heap.owners import holders_of
 
     groups: dict[tuple[Any, ...], dict[tuple[int, int], int]] = {}

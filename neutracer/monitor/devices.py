@@ -204,13 +204,7 @@ def _index_of(device: object) -> int | None:
 
 
 def device_memory(device: VisibleDevice | int) -> DeviceMemory:
-    """The memory of a device, or of its number, now; about 4 microseconds with NVML.
-
-    Raises:
-        UnavailableError: NVML does not know it, and CUDA was not started here.
-        OSError: The device does not answer.
-        ValueError: There is no such device.
-    """
+    """The memory of a device, or of its number, now; about 4 microseconds with NVML."""
     one = find_device(device) if isinstance(device, int) else device
     if one.slot is not None:
         return DeviceMemory(*devices().memory(one.slot))

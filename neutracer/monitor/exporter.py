@@ -192,9 +192,6 @@ def page_of(
     """The data for `neutracer top`, of schema "neutracer.top/1".
 
     Args:
-        monitor: The monitor.
-        probes: The probed figures.
-        rank: The job's rank.
         seconds: Length of the curves; None is the whole run.
     """
     devices = []

@@ -226,7 +226,6 @@ class _Marks:
         of the events around it.
 
         Args:
-            traces: The traces, by device.
             before: `CACHE_CALLS.now()` before they were taken.
         """
         marks = list(self._all)
@@ -352,10 +351,6 @@ RUNNING = Running()
 
 def shapes_of(batch: object, name: str = "") -> dict[str, str]:
     """The dtypes and shapes of a batch's tensors, by path; keeps no reference.
-
-    Args:
-        batch: A tensor, or a nested dict, list or tuple of tensors.
-        name: The prefix of the paths.
 
     Example:
         >>> shapes_of({"labels": 3})

@@ -253,8 +253,6 @@ def bill_at(snap: Snapshot, device: int, event: int) -> Bill:
     """The bill of a moment at which no request failed.
 
     Args:
-        snap: The snapshot.
-        device: The device.
         event: The event of its trace after which to look; -1 is before the first.
 
     Example:
@@ -350,7 +348,6 @@ class _Lines:
         """Look at moments of a timeline.
 
         Args:
-            moments: Events.
             names_passes: Whether blocks without a stack are of the line whose backward pass, or
                 whose forward operation, made them; that is looked up by block.
         """

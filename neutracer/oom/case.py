@@ -361,10 +361,6 @@ class Room:
 
         The allocator gives wholly free segments back before it fails, of every stream of
         the default pool, and of expandable ones the whole pages between their blocks.
-
-        Args:
-            freed: Addresses at which blocks begin that are free as well.
-            more: Bytes that the device could give in addition.
         """
         hole, given_back = self._freed(freed) if freed else self._standing
         if hole >= self.failure.size:

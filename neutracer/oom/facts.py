@@ -247,13 +247,7 @@ def facts_at(beside: Beside, time_us: int | None) -> OomFacts | None:
 
 
 def with_room(facts: OomFacts, room: DeviceRoom | None) -> OomFacts:
-    """The facts, with what limited the process taken from elsewhere where they don't say it.
-
-    Args:
-        facts: What is known of the failure.
-        room: What the JSON beside the file says of the device, or this process's own; None:
-            nothing does.
-    """
+    """The facts, with what limited the process taken from elsewhere where they don't say it."""
     if room is None:
         return facts
     total, limit = facts.device_total_bytes, facts.limit_bytes
@@ -377,11 +371,7 @@ def budget_of(
     """What the process could still have taken when a request failed.
 
     Args:
-        snap: The snapshot.
-        device: The device.
-        failure: The request.
         reserved: Bytes that the process had reserved then.
-        facts: What is known beside the snapshot.
         capacity: The device's bytes as the user says; None: as recorded.
     """
     total = facts.device_total_bytes if capacity is None else capacity

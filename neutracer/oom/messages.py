@@ -122,7 +122,6 @@ def messages_report(lines: Iterable[str], file: str) -> OomMessagesReport | None
     """The report on the messages in the lines of a log; None where there are none.
 
     Args:
-        lines: The log.
         file: Its name, for the title.
 
     Example:

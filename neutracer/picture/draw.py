@@ -310,12 +310,7 @@ def _numbered(timeline: Timeline) -> dict[int, int]:
 
 
 def _checked(request: Request) -> Request:
-    """The request, with what it says of parts as numbers.
-
-    Raises:
-        TypeError: Something is not a number, or not a pair of them.
-        ValueError: There can be no such stream or pool.
-    """
+    """The request, with what it says of parts as numbers."""
     stream, pool = request.stream, request.pool
     times = request.time_range
     if stream is not None:
@@ -334,12 +329,7 @@ def _checked(request: Request) -> Request:
 
 
 def _addresses(timeline: Timeline, given: Any) -> tuple[int, int]:
-    """A range of addresses: two of them, as numbers or texts, or one block by its name.
-
-    Raises:
-        ValueError: The trace has no such block, or a text is no address.
-        TypeError: It is no pair of addresses.
-    """
+    """A range of addresses: two of them, as numbers or texts, or one block by its name."""
     if not isinstance(given, str):
         if isinstance(given, (tuple, list)):
             given = tuple(int_address(one) if isinstance(one, str) else one for one in given)
@@ -439,7 +429,6 @@ def hole_notes(scene: Scene, most: int = 2) -> list[HoleNote]:
     when memory ran out (or else at the end).
 
     Args:
-        scene: What is drawn.
         most: How many at most.
     """
     first, end = scene.shown_states
@@ -526,10 +515,7 @@ def draw_ooms(scene: Scene, strip: Any | None, axes: Any, palette: Palette) -> N
     """A red column for each OOM; above it the request and what the device had.
 
     Args:
-        scene: What is drawn.
         strip: Axes above the others, which get the columns too; None: there are none.
-        axes: The axes.
-        palette: Its colours.
     """
     upper = axes if strip is None else strip
     x_first, x_end = axes.get_xlim()
@@ -812,8 +798,6 @@ def draw_scenes(scenes: list[Scene], palette: Palette, labels: bool) -> Any:
     """One or two scenes side by side, on one scale.
 
     Args:
-        scenes: What is drawn.
-        palette: Its colours.
         labels: Whether the largest holes are named.
     """
     width = _WIDE if len(scenes) == 1 else _HALF

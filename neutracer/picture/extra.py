@@ -178,14 +178,7 @@ def moment(event: int) -> str:
 
 
 def picture(width: float, height: float, background: str, dpi: float = 100) -> Any:
-    """An empty figure that shows itself in a notebook, and belongs to no window.
-
-    Args:
-        width: Inches.
-        height: Inches.
-        background: Its colour.
-        dpi: Pixels an inch.
-    """
+    """An empty figure that shows itself in a notebook, and belongs to no window."""
     from neutracer.picture.figure import Picture
 
     return Picture(figsize=(width, height), dpi=dpi, facecolor=background)

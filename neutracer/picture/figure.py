@@ -93,9 +93,6 @@ class Picture(Figure):  # type: ignore[misc]
         """Have a notebook show another picture where its theme is dark, also when that changes.
 
         It does so until the figure is changed: what it shows is then this figure alone.
-
-        Args:
-            dark: Makes the same picture for a dark page.
         """
         self._dark = dark
         self.stale_callback = Picture._changed
@@ -135,9 +132,6 @@ class Picture(Figure):  # type: ignore[misc]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the picture as a file, in the format that its name ends in, whole or not at all.
-
-        Args:
-            path: Where to: .png, .svg, .pdf, .html, or what else matplotlib writes.
 
         Raises:
             ValueError: It ends in no format that there is.
@@ -235,14 +229,7 @@ def plain_axes(axes: Any, palette: Palette, spines: tuple[str, ...] = ("left", "
 
 
 def byte_axis(axis: Any, most: int, count: int, labelled: bool = True) -> None:
-    """Ticks at round numbers of one binary unit; the unit is the axis' name.
-
-    Args:
-        axis: A matplotlib axis of bytes from 0 on.
-        most: Its upper end.
-        count: Steps at most.
-        labelled: Whether it has numbers and a name.
-    """
+    """Ticks at round numbers of one binary unit; the unit is the axis' name."""
     unit = "KiB" if most < 4 << 20 else "MiB" if most < _GIB_FROM else "GiB"
     factor = units.BYTE_UNITS[unit]
     steps = (size * 10**power for power in range(-1, 13) for size in (1, 2, 5))
@@ -286,7 +273,6 @@ def time_axis(axes: Any, by_time: bool, events: int) -> None:
     """Ticks and name of an axis of seconds, written in the unit that fits, or of events.
 
     Args:
-        axes: The axes, with their limits.
         by_time: Whether they are seconds.
         events: How many there are; with none there is only one moment, and nothing to
             count.

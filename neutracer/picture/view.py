@@ -71,10 +71,6 @@ def part(name: str) -> str:
 def bundle(entry: str, expose: str = "") -> str:
     """The script of an entry module and of what it imports.
 
-    Args:
-        entry: The module's file.
-        expose: The name of a global that holds the entry's exports; none where empty.
-
     Raises:
         ValueError: Modules import each other in a circle, or a name that is not there.
     """
@@ -553,19 +549,7 @@ def view_html(
     focus: tuple[int, int] | None = None,
     title: str = "",
 ) -> str:
-    """The page as text.
-
-    Args:
-        source: A snapshot, or what `load` takes; or an outcome of `what_if`.
-        device: As for `view`.
-        focus: As for `view`.
-        title: The title; empty is the file's name.
-
-    Raises:
-        ValueError: As for `view`.
-        SnapshotError: The file can't be read.
-        OSError: It can't be read.
-    """
+    """The page as text."""
     return _page(source, device, focus, title).html
 
 

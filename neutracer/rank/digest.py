@@ -251,7 +251,6 @@ def address_of(torch: Any, *, early: bool) -> tuple[str, int] | None:
     """Host and port of the process group's TCPStore; None if there is no group yet.
 
     Args:
-        torch: The module.
         early: Before there is a group, use the store of the launcher's agent.
 
     Raises:

@@ -654,13 +654,7 @@ def _usual(values: Sequence[int]) -> int:
 
 
 def _above(values: Sequence[int], scale: Sequence[int] = (), most: int = _LEAST) -> list[int]:
-    """Each rank's excess over the median; 0 if it is not odd.
-
-    Args:
-        values: One per rank.
-        scale: The values of which `_SHARE` is a share, if not `values`.
-        most: Bytes that are never odd.
-    """
+    """Each rank's excess over the median; 0 if it is not odd."""
     if len(values) < 2:
         return [0] * len(values)
     usual = _usual(values)

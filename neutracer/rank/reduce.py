@@ -74,12 +74,7 @@ def _is_remote(path: str) -> bool:
 
 
 def _filesystem(path: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it.
-
-    Raises:
-        UnavailableError: fsspec, or its backend for this scheme, is not installed.
-        ValueError: The scheme is unknown.
-    """
+    """The file system of a URL, and the path in it."""
     scheme = path.partition("://")[0]
     try:
         fsspec = importlib.import_module("fsspec")
@@ -92,14 +87,6 @@ def _filesystem(path: str) -> tuple[Any, str]:
 
 def listed(sources: Iterable[str | os.PathLike[str]]) -> tuple[dict[str, bool], list[str]]:
     """List the snapshots in files and folders, and the other files of these folders.
-
-    Args:
-        sources: Files, accepted under any name, and folders, searched recursively.
-
-    Returns:
-        The distinct snapshots, sorted by name within each source, mapped to whether they were named
-        explicitly; and the skipped paths, unreadable folders included. Sidecars and texts beside
-        snapshots are in neither.
 
     Raises:
         UnavailableError: A URL needs a library that is not installed.
@@ -483,7 +470,6 @@ def digests(
     """The digests of files, in order; one that could not be read has the reason.
 
     Args:
-        paths: The files.
         executor: The executor to read them with; None uses local processes, one per core as far
             as memory allows, or this process if that is faster.
         progress: Called with the number of files done and the total.
@@ -518,11 +504,7 @@ def _fill(
     paths: Sequence[str],
     progress: Callable[[int, int], object],
 ) -> None:
-    """Read files by their numbers into `found`, as digests or error texts.
-
-    Raises:
-        BrokenExecutor: The executor ended; earlier results are in `found`.
-    """
+    """Read files by their numbers into `found`, as digests or error texts."""
     waiting: dict[Future[bytes], int] = {}
     try:
         for at in numbers:

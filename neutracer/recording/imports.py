@@ -18,13 +18,6 @@ def when_imported(name: str, action: Callable[[], object]) -> Callable[[], None]
 
     The module itself is not imported. Exceptions of the function are logged.
 
-    Args:
-        name: The module's full name.
-        action: Called at most once, on the importing thread.
-
-    Returns:
-        A function that cancels the call.
-
     Example:
         >>> done = []
         >>> cancel = when_imported("sys", lambda: done.append("imported"))

@@ -132,12 +132,6 @@ def listen(listener: Listener) -> Callable[[], None]:
     The device's lock is not held, and the exception does not exist yet. Errors that a listener
     causes itself are ignored.
 
-    Args:
-        listener: The function; its exceptions are logged.
-
-    Returns:
-        A function that ends it; the idle observer stays attached.
-
     Raises:
         UnavailableError: torch is not imported, or has no CUDA.
 
@@ -464,20 +458,11 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             inner.discard()
 
     def snapshot(self) -> Snapshot:
-        """The recording so far, or until it was stopped.
-
-        Raises:
-            UnavailableError: Nothing was recorded.
-        """
+        """The recording so far, or until it was stopped."""
         return self.now()[0]
 
     def save(self, path: str | os.PathLike[str]) -> Snapshot:
-        """Write the snapshot and its sidecar <path>.json; return the snapshot.
-
-        Raises:
-            UnavailableError: There is nothing to save.
-            OSError: It can't be written.
-        """
+        """Write the snapshot and its sidecar <path>.json; return the snapshot."""
         snap, facts = self.now()
         snap.save(path)
         write_text(sidecar_path(path), facts)

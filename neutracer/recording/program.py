@@ -62,16 +62,6 @@ def run_program(
     Replaced standard streams are flushed and restored afterwards, unless the program took over
     their buffers. A forked child that reaches the program's end exits there.
 
-    Args:
-        arguments: The script's path or the module's name, and its arguments.
-        module: True for a module's name, as after `python -m`.
-        keep: Receives objects that keep the program's variables alive after its end.
-        exits: Receives the program's SystemExit, if any.
-
-    Returns:
-        The program's exit code; 1 after an exception, which is printed as Python does; -SIGINT
-        after KeyboardInterrupt, for which Python ends by the signal (`end_by`).
-
     Raises:
         NeutracerError: The script or module does not exist.
         SystemExit: This is a forked child.
@@ -104,9 +94,6 @@ class UnreportedError(NeutracerError):
 def after_program(code: int) -> Iterator[None]:
     """Work after a program's end: whatever it took away, its exit code is not lost.
 
-    Args:
-        code: The result of `run_program`.
-
     Raises:
         UnreportedError: The work failed.
     """
@@ -131,9 +118,6 @@ def end_by(code: int) -> None:
     """End this process by signal `-code`, as Python does after Ctrl-C.
 
     It returns for other codes, off the main thread, and outside POSIX.
-
-    Args:
-        code: The result of `run_program`.
     """
     if code >= 0 or os.name != "posix" or threading.current_thread() is not threading.main_thread():
         return
@@ -330,16 +314,7 @@ class OnDemand:
         last_signum: int | None = None,
         last: Callable[[], object] | None = None,
     ) -> None:
-        """Set up; `start` begins.
-
-        Args:
-            action: Called on the thread with "signal" or "interval"; its exceptions are logged.
-            every_s: Seconds between two actions, or None.
-            signum: The signal, or None.
-            last_signum: A fatal signal that is delayed until `last` has returned, for two
-                seconds at most, unless the program sets a handler; None for none.
-            last: Called on the thread before the process ends.
-        """
+        """Set up; `start` begins."""
         self.signum = signum
         self._action = action
         self._every_s = every_s

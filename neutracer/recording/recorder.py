@@ -221,7 +221,6 @@ def dumped(cuda: Any, *, traces: bool = True) -> bytes:
     """PyTorch's own dump, pickled with protocol 4.
 
     Args:
-        cuda: torch.cuda, initialised.
         traces: Include the events; without them it is quick however many there are.
     """
     with light_symbols():
@@ -676,11 +675,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
             _LOGGER.warning("a recording could not be saved: %s", error)
 
     def __call__(self, function: Function) -> Function:
-        """Record each call of a function separately.
-
-        Raises:
-            TypeError: It is a coroutine or a generator, whose call returns before it runs.
-        """
+        """Record each call of a function separately."""
         for is_deferred in (
             inspect.iscoroutinefunction,
             inspect.isgeneratorfunction,

@@ -180,10 +180,7 @@ def sidecar(
 
     Args:
         devices: CUDA devices in use by this process.
-        recording: The options of the recording.
-        step: The program's current step.
         program: The script or module; None takes it from `sys.argv`.
-        tensors: The program's tensors, by block.
 
     Example:
         >>> facts = sidecar((), recording={}, step=12)
@@ -250,11 +247,7 @@ def _device(torch: Any, device: int) -> dict[str, Any]:
 
 
 def write_text(path: str | os.PathLike[str], text: str | Mapping[str, Any]) -> None:
-    """Write a text, or plain data as JSON, atomically.
-
-    Raises:
-        OSError: It can't be written.
-    """
+    """Write a text, or plain data as JSON, atomically."""
     content = text if isinstance(text, str) else dumps(dict(text))
     with atomic_file(path) as file:
         file.write(content.encode("utf-8", "backslashreplace") + b"\n")

@@ -72,9 +72,6 @@ _NCCL_CHANNELS = (2, 32)
 def nccl_bytes(world_size: int) -> tuple[int, int]:
     """Least and most bytes of an NCCL communicator per rank, outside PyTorch's allocator.
 
-    Args:
-        world_size: How many ranks it has; one alone has none.
-
     Example:
         >>> nccl_bytes(1)
         (0, 0)

@@ -211,11 +211,8 @@ def patches(
     """Replacements in PyTorch, as (owner, name, value).
 
     Args:
-        card: The card.
         tracing: Whose figures the memory functions give.
-        devices: How many cards there are.
         capacity: The bytes that PyTorch can have of one.
-        cudnn: cuDNN's version.
     """
     import torch.backends.cudnn
     import torch.cuda.amp.common
@@ -488,9 +485,7 @@ def spread(args: tuple[Any, ...], strategy: str, world_size: int) -> tuple[Any, 
     """Arguments with their models spread over the ranks, and optimizers of what became of them.
 
     Args:
-        args: What a step is given.
         strategy: "ddp" or "fsdp2".
-        world_size: How many ranks there are.
     """
     models = [arg for arg in args if isinstance(arg, nn.Module)]
     torch.distributed.init_process_group()
@@ -616,9 +611,7 @@ def pretending(card: Card, requests: Requests, *, devices: int, capacity: int) -
     PyTorch.
 
     Args:
-        card: The card.
         requests: Gets what is asked of its allocator.
-        devices: How many of it there are.
         capacity: The bytes that PyTorch can have of one.
 
     Raises:

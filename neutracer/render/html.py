@@ -104,10 +104,6 @@ def render_html(document: Document, picture: str = "") -> str:
 
     The fragment is one `<div class="neutracer">`; its style touches nothing outside.
 
-    Args:
-        document: The document.
-        picture: What goes between the title and the rest: HTML that is safe already.
-
     Example:
         >>> "<script>" in render_html(Document("<script>"))
         False
@@ -264,7 +260,6 @@ def inline_html(document: Document, picture: str = "", whole: str = "print(...)"
     """A document as an HTML fragment of at most 1 MB; says so where it was cut.
 
     Args:
-        document: The document.
         picture: What goes between the title and the rest: HTML that is safe already.
         whole: What has all of it, for the note.
     """

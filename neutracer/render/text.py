@@ -280,15 +280,6 @@ Line = tuple[Span, ...]
 def render_text(document: Document, width: int = WIDTH, max_lines: int | None = None) -> str:
     """Write a document as plain text.
 
-    Args:
-        document: The page.
-        width: The columns that no line goes beyond, at least 40.
-        max_lines: The most lines; if cut, the last one gives the number of missing lines and the
-            command that shows them. None for all.
-
-    Returns:
-        Lines without trailing spaces, joined by newlines, without one at the end.
-
     Example:
         >>> print(render_text(Document("run.pickle", ("1 device", "complete"))))
         run.pickle   1 device · complete
@@ -334,17 +325,7 @@ Part = TypeVar("Part", Line, str)
 def fitted(
     document: Document, budget: float | None, laid: Callable[[Document], list[Part]]
 ) -> tuple[list[Part], str]:
-    """As much of a page as fits a budget, its beginning first.
-
-    Args:
-        document: The page, in full.
-        budget: The most bytes of UTF-8, with those of a last line that says how to get more. None
-            is the page without details, `WHOLE` all of it.
-        laid: Lays a page out in lines.
-
-    Returns:
-        The lines, and the last line; "" if the budget cuts nothing.
-    """
+    """As much of a page as fits a budget, its beginning first."""
     short = laid(document.in_short())
     if budget is None:
         return short, ""
@@ -375,7 +356,6 @@ def text_lines(document: Document, width: int, budget: float | None) -> list[Lin
     """Lay out as much of a document as fits a budget.
 
     Args:
-        document: The page, in full.
         width: As for `render_text`.
         budget: As for `fitted`; `BRIEF` is the answer in five lines: verdict, line of code, what
             to do, title. A page without an answer begins with its title.
@@ -637,11 +617,8 @@ def curve_lines(
     """Draw bytes over time in block characters (`plain`: ASCII), oldest at the left.
 
     Args:
-        inner: Drawn as solid columns.
         outer: Of the same length; the part above `inner` is shaded.
         top: The bytes at the upper edge.
-        width: Total columns.
-        height: Lines.
         plain: Only ASCII.
 
     Example:
@@ -697,9 +674,7 @@ def strip_svg(
     """Draw bytes after each event, the first at the left.
 
     Args:
-        inner: Filled in blue.
         outer: Of the same length or empty; an outline around it: what was reserved.
-        marks: Positions with a red line.
         base: The bytes at the lower edge.
 
     Returns:
@@ -755,10 +730,6 @@ _MARKUP = re.compile(r"@\w[\w/-]*|[\\`*<>\[\]~|]|(?<!\w)[_#]|_(?!\w)")
 
 def render_markdown(document: Document, budget: float | None = WHOLE) -> str:
     """Write a document as Markdown: its answer, its title, and below them the rest.
-
-    Args:
-        document: The page, in full.
-        budget: As for `fitted`; `BRIEF` is the answer and the title. A table is never cut.
 
     Example:
         >>> print(render_markdown(Document("run.pickle", ("1 device", "complete"))))

@@ -184,8 +184,6 @@ def ask(pid: int, request: Mapping[str, Any], *, wait_s: float, work_s: float) -
     """Send a request to `neutracer.run.attached` in another process; returns its answer.
 
     Args:
-        pid: The process.
-        request: Plain data.
         wait_s: Timeout for its main thread to reach a safe point, in seconds.
         work_s: Timeout for the work after that, in seconds.
 
@@ -420,20 +418,6 @@ def attach_and_report(
     wait_s: float = DEFAULT_WAIT_S,
 ) -> AttachReport:
     """Attach to another process of this user that runs torch on Python 3.14 or later.
-
-    Args:
-        pid: The process.
-        report: Write a report now.
-        watch: Record, and write a report at each out-of-memory error and at SIGUSR2.
-        record_s: Record for this many seconds, then write a report.
-        port: Serve metrics on this port; 0 is any free port.
-        detach: End what `watch` and `port` started.
-        directory: Where the files go.
-        max_entries, stacks: As for `record`.
-        wait_s: Timeout for the main thread to return to Python, in seconds.
-
-    Returns:
-        The report, with an overview of the last snapshot written.
 
     Raises:
         NeutracerError: Attaching or the request failed.

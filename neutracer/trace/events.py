@@ -91,9 +91,6 @@ def event_table(
     Args:
         c: The core's columns, without those of keys missing in the file.
         traces: By device, the first row and the number of its events.
-        actions: The names of the actions by code.
-        strings: The snapshot's strings by id.
-        stacks: The snapshot's stacks.
     """
     count = len(c["action"])
 

@@ -179,7 +179,6 @@ def trace_flaws(timeline: _Replayed, devices: Iterable[object]) -> tuple[Flaw, .
     """The flaws of a trace; missing segments replace the flaws that follow from them.
 
     Args:
-        timeline: The trace, replayed.
         devices: The device of each segment of the file.
     """
     found = flaws_of(timeline.native.broken())

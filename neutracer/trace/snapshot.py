@@ -232,8 +232,6 @@ class Snapshot:
         """Made by `load`; not by users.
 
         Args:
-            native: The core's object.
-            renamed: Display names of files, by name.
             origin: The file that was read, which `save` does not replace.
             beside: The facts of the JSON beside the file, or of this process.
         """

@@ -325,7 +325,6 @@ def reporting(
     """The function to call with the bytes read, or None.
 
     Args:
-        source: The source to load.
         progress: A function, which is used as it is; True for a line on standard error; False
             for none; None for the line of `working`, else for a line if the file is long and
             standard error is a terminal.
@@ -722,12 +721,7 @@ def _is_dump(head: bytes) -> bool:
 
 
 def _from_json(stream: Reader) -> io.BytesIO:
-    """The pickle of a snapshot in JSON.
-
-    Raises:
-        LimitError: It needs more memory than is free.
-        SnapshotError: It is no JSON.
-    """
+    """The pickle of a snapshot in JSON."""
     most = memory_bound() // _JSON_MEMORY
     parts: list[bytes] = []
     while chunk := stream.read(_JSON_CHUNK):

@@ -466,9 +466,6 @@ def _summary(stack: Sequence[Frame]) -> _Summary:
 def place_of(stack: Sequence[Frame]) -> Place:
     """The place that represents a stack.
 
-    Args:
-        stack: Frames, innermost first.
-
     Example:
         >>> print(place_of((
         ...     Frame("/env/site-packages/torch/nn/functional.py", 9, "gelu"),
@@ -561,7 +558,6 @@ def module_tables(title: str, held: Mapping[str, int]) -> tuple[Table, ...]:
     """A table of the modules that hold the most; none if no module is known.
 
     Args:
-        title: The table's title.
         held: Allocated bytes by module, most first.
 
     Example:

@@ -69,11 +69,7 @@ def pandas_frame(columns: Iterable[Series]) -> Any:
 
 
 def polars_frame(table: object) -> Any:
-    """A `polars.DataFrame` of what speaks Arrow's C stream interface.
-
-    Raises:
-        UnavailableError: polars is not installed.
-    """
+    """A `polars.DataFrame` of what speaks Arrow's C stream interface."""
     return _module("polars").DataFrame(table)
 
 
@@ -229,16 +225,7 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
         pairs: Mapping[str, tuple[str, str]] | None = None,
         first: int = 0,
     ) -> None:
-        """Made by `Snapshot`, `Timeline`, `Layout` and `MemoryMonitor`; not by users.
-
-        Args:
-            name: What a row is, in one word.
-            columns: By name, each of at least `first + count` rows.
-            count: Rows of this table.
-            stacks: Spells out the column `stack`; None where there is no such column.
-            pairs: Attributes of a row that are tuples made of two columns.
-            first: Row of the columns at which this table begins.
-        """
+        """Made by `Snapshot`, `Timeline`, `Layout` and `MemoryMonitor`; not by users."""
         self.name = name
         self._columns = dict(columns)
         self._count = count

@@ -619,9 +619,6 @@ def segment_lives(c: Mapping[str, Any], stacks: Stacks) -> Table:
 def int_address(text: str) -> int:
     """Parse an address, or a block's name in PyTorch's viewer.
 
-    Raises:
-        ValueError: It is neither.
-
     Example:
         >>> int_address("0x7f00"), int_address("b7f00_2")
         (32512, 32512)

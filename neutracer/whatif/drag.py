@@ -235,13 +235,7 @@ def _saved_for_nothing(lives: _Lives) -> dict[int, Frame]:
 
 
 def _call_of(lives: _Lives, row: int, used: int) -> Frame | None:
-    """The line that made a block, of the function that held it until it was freed.
-
-    Args:
-        lives: The lives.
-        row: The block.
-        used: The last use of all blocks that went with it.
-    """
+    """The line that made a block, of the function that held it until it was freed."""
     made = lives.frames(lives.made[row])[::-1]
     for holder in lives.frames(lives.freed[row])[:1]:
         same = [at for at, f in enumerate(made) if (f.filename, f.name) == holder[::2]]

@@ -192,16 +192,6 @@ def _free_cycles(
 ) -> str:
     """End each block that a collection freed when its line allocates the next one; returns the
     note.
-
-    Args:
-        snap: The snapshot.
-        timeline: That of the device.
-        places: The functions or lines at which collections ran; None: recognize them by the
-            collector's frames.
-        ends: By event, the end of the block that it allocates; written to.
-
-    Raises:
-        ValueError: No block was freed there.
     """
     rows, stacks = timeline.allocations, timeline.events.codes("stack")
     chosen = _Chosen(snap, _COLLECTOR if places is None else places)

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 def canonical(settings: str) -> str:
     """The shortest text with the same meaning.
 
-    Args:
-        settings: A PYTORCH_CUDA_ALLOC_CONF text.
-
     Raises:
         SettingsError: PyTorch would not accept it, or it selects another allocator than the
             native one; `.position` is where.
@@ -63,9 +60,6 @@ def takes_share(settings: str) -> bool:
 
 def expandable_advice(recorded: str) -> str:
     """The advice to set expandable segments alone, replacing the settings in force.
-
-    Args:
-        recorded: Those settings, as text; "" is the default.
 
     Example:
         >>> expandable_advice("max_split_size_mb:64")
@@ -147,12 +141,7 @@ class Asked:
 
 
 def asked_bytes(noun: str, size: int | str) -> int:
-    """A size in bytes; `noun` names it in errors.
-
-    Raises:
-        ValueError: Not a size, or out of range.
-        TypeError: Neither a number nor a str.
-    """
+    """A size in bytes; `noun` names it in errors."""
     nbytes = parse_bytes(size)
     if not 0 < nbytes <= _MOST_BYTES:
         raise ValueError(f"a {noun} must be above 0 bytes and at most 2^60")
@@ -215,7 +204,6 @@ def limit_notes(
     Args:
         asked: The requested limit; None is the recorded one.
         room: The recorded device, if known.
-        facts: The core's facts on the program.
         limits: The assumed limits (`Replayer.limits`).
     """
     if asked is not None:

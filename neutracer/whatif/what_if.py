@@ -78,7 +78,6 @@ def packing_bound(timeline: Timeline, counts_failed: bool = True) -> Bound:
     """The packing lower bound of a trace.
 
     Args:
-        timeline: The trace.
         counts_failed: Whether the sizes of failed requests can be trusted: PyTorch records them
             as rounded by its settings.
     """
@@ -172,7 +171,6 @@ def order_of(
 
     Args:
         objective: One of `OBJECTIVES`.
-        outcome: The candidate's.
         smallest: Its smallest capacity in bytes, or None.
         alike: The values up to which the objective's two figures count as equal.
     """
@@ -298,20 +296,7 @@ def smallest_capacity(
     known: Outcome | None = None,
     beaten_by: int | None = None,
 ) -> int | None:
-    """The least memory with which every request of the program succeeds.
-
-    Args:
-        replayer: The program.
-        settings: The settings; None are the recorded ones.
-        least: A lower bound in bytes.
-        known: Their outcome by `replayer.quick`, which saves a run or two.
-        beaten_by: Bytes above which the answer does not matter.
-
-    Returns:
-        Bytes, a multiple of 2 MiB. A run with them succeeded, both as a device's size and as
-        PyTorch's limit; the next lower size tried failed. None if none was found up to
-        `beaten_by`.
-    """
+    """The least memory with which every request of the program succeeds."""
     fits = _Fitting(replayer, settings, known)
     return _least(fits, least, max(least // 4, 1), beaten_by)
 
@@ -555,13 +540,7 @@ def stops(outcome: Outcome) -> tuple[Note, ...]:
 def near_least(
     objective: str, needed: int | None, least: tuple[int, str] | None
 ) -> tuple[Note, ...]:
-    """A note on a setting that needs insignificantly less memory than the best one.
-
-    Args:
-        objective: One of `OBJECTIVES`.
-        needed: The smallest capacity of the best setting, if known.
-        least: The smallest capacity of all, and the name of its setting.
-    """
+    """A note on a setting that needs insignificantly less memory than the best one."""
     if objective != "fit" or least is None or needed is None:
         return ()
     if not least[0] < needed <= least[0] * (1 + ALIKE):

@@ -179,8 +179,6 @@ def reduced(
     """Partial results and semaphores of a reduction.
 
     Args:
-        card: The card.
-        tensor: What is reduced.
         dims: Its dimensions; None or none are all.
         partial: Bytes of a partial result, where they are not those of a sum.
         unrolled: As `Reduction` has it.
@@ -452,13 +450,6 @@ def convolution_key(
 ) -> str:
     """The name of a convolution in a file of facts.
 
-    Args:
-        kind: "forward", or "backward" with the gradients that are wanted: "backward 110".
-        dtype: The tensors' type: "float32".
-        is_last: Whether the input's channels are last in memory.
-        shapes: Of input and weight.
-        numbers: Stride, padding, dilation, groups, and whether it is transposed.
-
     Example:
         >>> convolution_key("forward", "float16", True, [(8, 3, 4, 4), (2, 3, 1, 1)], [1, 0, 1, 1])
         'forward float16 last 8x3x4x4 2x3x1x1 1 0 1 1'
@@ -603,15 +594,7 @@ class Convolutions:
     def most_bytes(
         self, source: Tensor, weight: Tensor, output: Tensor, rest: Any, wanted: str
     ) -> int:
-        """The most that a workspace takes by the rules alone.
-
-        Args:
-            source: The input.
-            weight: The weights.
-            output: The result.
-            rest: The operator's arguments from the stride on.
-            wanted: "1" of the forward pass; else which gradients are wanted: "110".
-        """
+        """The most that a workspace takes by the rules alone."""
         shape = _shape(source, weight, output, rest)
         found = [self._forward(shape)] if wanted[0] == "1" else []
         found += [self._weights(shape)] if wanted[1:2] == "1" else []
@@ -750,7 +733,6 @@ def learn(seconds: float, progress: Callable[[str], object] | None = None) -> Fa
     It switches PyTorch's recorder on, and off again.
 
     Args:
-        seconds: After about how many it stops.
         progress: Called with a line of text now and then.
 
     Returns:
