@@ -423,25 +423,16 @@ _MATERIAL = 0.02
 
 @dataclass(frozen=True)
 class ShrinkingHoles:
-    """Holes that shrink step after step.
+    """Holes that shrink step after step."""
 
-    Attributes:
-        step: The step at which the largest hole falls below the request.
-        between: The first and last step by the 95 % interval of the rate; None is never.
-        steps: The number of steps in the trace.
-        hole_bytes: The largest hole now.
-        request_bytes: The median of recent steps' largest requests.
-        bytes_per_step: The shrinkage of the hole per step.
-        event: The last of these requests.
-    """
-
-    step: int
+    step: int  # The step at which the largest hole falls below the request.
+    # The first and last step by the 95 % interval of the rate; None is never.
     between: tuple[int, int | None]
-    steps: int
-    hole_bytes: int
-    request_bytes: int
-    bytes_per_step: float
-    event: int = -1
+    steps: int  # The number of steps in the trace.
+    hole_bytes: int  # The largest hole now.
+    request_bytes: int  # The median of recent steps' largest requests.
+    bytes_per_step: float  # The shrinkage of the hole per step.
+    event: int = -1  # The last of these requests.
 
 
 def forecast_of(

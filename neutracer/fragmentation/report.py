@@ -35,32 +35,20 @@ from neutracer.units import format_bytes, format_event, format_share
 
 @dataclass(frozen=True)
 class Readings:
-    """A monitor's readings of one device, for a report without a layout.
+    """A monitor's readings of one device, for a report without a layout."""
 
-    Attributes:
-        device: Its number; -1 is the CPU.
-        figures: The byte fields of a FragmentationReport, from the last reading.
-        room: The bytes that the process may have: its limit, else the device, else the most
-            that it reserved.
-        spared: The most reserved minus the most allocated, in bytes; no cure gives back more.
-        spared_ratio: The same as a share of the most reserved.
-        largest: The largest ratio of any reading.
-        mean: The mean over all readings.
-        history: The ratio of each row of the monitor's series, as native doubles.
-        ooms: Out-of-memory errors by the allocator's count.
-        retries: Releases of the cache to retry an allocation.
-    """
-
-    device: int
-    figures: dict[str, Any]
+    device: int  # Its number; -1 is the CPU.
+    figures: dict[str, Any]  # The byte fields of a FragmentationReport, from the last reading.
+    # The bytes that the process may have: its limit, else the device, else the most that it
+    # reserved.
     room: int
-    spared: int
-    spared_ratio: float
-    largest: float
+    spared: int  # The most reserved minus the most allocated, in bytes; no cure gives back more.
+    spared_ratio: float  # The same as a share of the most reserved.
+    largest: float  # The largest ratio of any reading.
     mean: float
-    history: bytes
-    ooms: int
-    retries: int
+    history: bytes  # The ratio of each row of the monitor's series, as native doubles.
+    ooms: int  # Out-of-memory errors by the allocator's count.
+    retries: int  # Releases of the cache to retry an allocation.
 
     def findings(self) -> tuple[Finding, ...]:
         """The finding about the last reading, if any."""

@@ -72,29 +72,20 @@ class Way:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of one search for an object's holders.
-
-    Attributes:
-        target: The object.
-        ways: The shortest ways to it, shortest first.
-        loose: True if no module, thread or frame leads to the object: the ways then begin at
-            objects with an unknown holder.
-        referrers: References found by the walk, including those from dead objects.
-        unexplained: References that neither Python nor autograd accounts for, less those that
-            may belong to the call itself.
-        native: Further references that C++ holds on a tensor.
-        objects: Objects inspected.
-        unfollowed: Nodes and tensors beyond the first 20,000 nodes of a graph.
-    """
+    """The result of one search for an object's holders."""
 
     target: Node
-    ways: tuple[Way, ...]
+    ways: tuple[Way, ...]  # The shortest ways to it, shortest first.
+    # True if no module, thread or frame leads to the object: the ways then begin at objects with an
+    # unknown holder.
     loose: bool
-    referrers: int
+    referrers: int  # References found by the walk, including those from dead objects.
+    # References that neither Python nor autograd accounts for, less those that may belong to the
+    # call itself.
     unexplained: int
-    native: int
+    native: int  # Further references that C++ holds on a tensor.
     objects: int
-    unfollowed: int
+    unfollowed: int  # Nodes and tensors beyond the first 20,000 nodes of a graph.
 
 
 def find_ways(

@@ -401,38 +401,23 @@ _NAMELESS_FILES = ("__init__.py", "__main__.py")
 
 @dataclass(frozen=True)
 class Box:
-    """A node.
+    """A node."""
 
-    Attributes:
-        lines: Its text, one line or more.
-        role: "tensor", "cycle" (a part of the marked cycle), "root" or "plain".
-        rounded: True for a Python object; C++ objects and roots have corners.
-        stacked: True if it represents several objects.
-        size: Its bytes relative to the largest box, 0 to 1.
-    """
-
-    lines: tuple[str, ...]
-    role: str
-    rounded: bool
-    stacked: bool
-    size: float
+    lines: tuple[str, ...]  # Its text, one line or more.
+    role: str  # "tensor", "cycle" (a part of the marked cycle), "root" or "plain".
+    rounded: bool  # True for a Python object; C++ objects and roots have corners.
+    stacked: bool  # True if it represents several objects.
+    size: float  # Its bytes relative to the largest box, 0 to 1.
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """One or more references between two boxes.
-
-    Attributes:
-        tail: The position of the referring box.
-        head: The position of the box referred to.
-        lines: The text beside it; may be empty.
-        role: "cut" (the one to break), "cycle" or "plain".
-    """
+    """One or more references between two boxes."""
 
     tail: int
-    head: int
-    lines: tuple[str, ...]
-    role: str
+    head: int  # The position of the box referred to.
+    lines: tuple[str, ...]  # The text beside it; may be empty.
+    role: str  # "cut" (the one to break), "cycle" or "plain".
 
 
 @dataclass(frozen=True)
@@ -594,25 +579,16 @@ Attributes = dict[str, str]
 
 @dataclass(frozen=True)
 class Plan:
-    """A graph in Graphviz's terms.
+    """A graph in Graphviz's terms."""
 
-    Attributes:
-        engine: The layout: "dot" or "sfdp".
-        graphs: Alternative attributes of the graph, to be tried in this order.
-        frame: Attributes of a cluster around all nodes, or None for no cluster.
-        node: Common attributes of nodes.
-        edge: Common attributes of edges.
-        nodes: Name and attributes of each node.
-        edges: Tail, head and attributes of each edge.
-    """
-
-    engine: str
+    engine: str  # The layout: "dot" or "sfdp".
+    # Alternative attributes of the graph, to be tried in this order.
     graphs: tuple[Attributes, ...]
-    frame: Attributes | None
+    frame: Attributes | None  # Attributes of a cluster around all nodes, or None for no cluster.
     node: Attributes
     edge: Attributes
     nodes: tuple[tuple[str, Attributes], ...]
-    edges: tuple[tuple[str, str, Attributes], ...]
+    edges: tuple[tuple[str, str, Attributes], ...]  # Tail, head and attributes of each edge.
 
     def to_dict(self) -> dict[str, object]:
         """The plan as plain data for JSON."""

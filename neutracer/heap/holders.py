@@ -29,20 +29,14 @@ _LAST = ("last_exc", "last_value", "last_traceback")
 
 @dataclass
 class Holding:
-    """One value and the references that keep it. This refers to the value too: drop it soon.
-
-    Attributes:
-        names: The names of the references.
-        kind: "output", "exception" or "input".
-        type: The value's type, with its module.
-        pairs: The references for the core: container, value, container, value.
-        drop: Functions that drop one reference each.
-    """
+    """One value and the references that keep it. This refers to the value too: drop it soon."""
 
     names: tuple[str, ...]
-    kind: str
+    kind: str  # "output", "exception" or "input".
     type: str
+    # The references for the core: container, value, container, value.
     pairs: list[Any] = field(default_factory=list)
+    # Functions that drop one reference each.
     drop: list[Callable[[], object]] = field(default_factory=list)
 
 

@@ -81,17 +81,11 @@ _WHAT = "a folder for the hooks"
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of one build, writable by this user and root only.
-
-    Attributes:
-        path: The folder.
-        mode: The permission bits that files in it may have.
-        trusted: False if others could write to it before.
-    """
+    """The folder of one build, writable by this user and root only."""
 
     path: Path
-    mode: int
-    trusted: bool
+    mode: int  # The permission bits that files in it may have.
+    trusted: bool  # False if others could write to it before.
 
 
 def cache_folder() -> Path:
@@ -367,19 +361,12 @@ PREBUILT = Path(__file__).parents[1] / "prebuilt"
 
 @dataclass(frozen=True)
 class Torch:
-    """An installed torch.
+    """An installed torch."""
 
-    Attributes:
-        version: `torch.__version__`.
-        backend: "cuda", "cpu", or the name of another one.
-        folder: Its package's folder.
-        built: The backend's version and the commit of the build.
-    """
-
-    version: str
-    backend: str
+    version: str  # `torch.__version__`.
+    backend: str  # "cuda", "cpu", or the name of another one.
     folder: Path
-    built: str = ""
+    built: str = ""  # The backend's version and the commit of the build.
 
     @property
     def release(self) -> tuple[int, int]:
@@ -390,16 +377,11 @@ class Torch:
 
 @dataclass(frozen=True)
 class Target:
-    """The target of a compilation.
-
-    Attributes:
-        torch: The torch.
-        key: Identifies all dependencies of the compiled module: torch's version, the
-            interpreter and its ABI, the machine, the sources.
-        file: The name of the compiled module.
-    """
+    """The target of a compilation."""
 
     torch: Torch
+    # Identifies all dependencies of the compiled module: torch's version, the interpreter and its
+    # ABI, the machine, the sources.
     key: str
     file: str
 

@@ -31,19 +31,12 @@ _IS_COUNTED = bytes(mark in _COUNTED for mark in range(256))
 
 
 class Counts(NamedTuple):
-    """Counters of a device's allocator.
-
-    Attributes:
-        allocs: Successful requests.
-        frees: Requested frees.
-        ooms: Failed requests.
-        waits: Synchronizations of all streams, other than for retried requests.
-    """
+    """Counters of a device's allocator."""
 
     allocs: int
     frees: int
     ooms: int
-    waits: int
+    waits: int  # Synchronizations of all streams, other than for retried requests.
 
     @property
     def events(self) -> tuple[int, int, int]:
@@ -56,17 +49,11 @@ UNUSED = Counts(0, 0, 0, 0)
 
 
 class Trace(NamedTuple):
-    """A device's trace.
+    """A device's trace."""
 
-    Attributes:
-        marks: One byte per event: 1 alloc, 2 free_requested, 3 oom, 4 free_completed, else 0.
-        address: The address of event i.
-        time_us: The time of event i since the epoch; 0 if unknown.
-    """
-
-    marks: bytes
+    marks: bytes  # One byte per event: 1 alloc, 2 free_requested, 3 oom, 4 free_completed, else 0.
     address: Callable[[int], int]
-    time_us: Callable[[int], int]
+    time_us: Callable[[int], int]  # The time of event i since the epoch; 0 if unknown.
 
 
 def places(

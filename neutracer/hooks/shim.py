@@ -242,23 +242,14 @@ _MOST_ERRORS = 32
 
 @dataclass(frozen=True)
 class OomFact:
-    """One out-of-memory event.
+    """One out-of-memory event."""
 
-    Attributes:
-        device: The device's number; 0 for the CPU's allocator.
-        asked_bytes: The request, rounded to a segment.
-        total_bytes: The device's bytes, or the cap if a fraction is set.
-        free_bytes: The device's free bytes.
-        time_ns: Nanoseconds since the epoch.
-        thread_id: The operating system's id of the requesting thread.
-    """
-
-    device: int
+    device: int  # The device's number; 0 for the CPU's allocator.
     asked_bytes: int
-    total_bytes: int
-    free_bytes: int
-    time_ns: int
-    thread_id: int
+    total_bytes: int  # The device's bytes, or the cap if a fraction is set.
+    free_bytes: int  # The device's free bytes.
+    time_ns: int  # Nanoseconds since the epoch.
+    thread_id: int  # The operating system's id of the requesting thread.
 
 
 class OomSubscription:
@@ -370,37 +361,21 @@ os.register_at_fork(after_in_child=_wanted.forget)
 
 @dataclass(frozen=True)
 class HookState:
-    """The state of the hooks in this process.
-
-    Attributes:
-        built_at: The path of the compiled module.
-        built_for: The version of torch that it was built for.
-        backend: The allocator that is followed: "cuda" or "cpu".
-        attached: The tracker is attached; it stays so until the process ends.
-        active: It records.
-        frames: Python frames kept per event.
-        frames_refused: Why no frames can be kept in this interpreter, or "".
-        events: Events kept per ring.
-        pushed: Events pushed so far, by device.
-        oom_attached: The out-of-memory observer is attached; it stays so as well.
-        ooms: Out-of-memory events since then.
-        threads: Watched threads (CPU only).
-        gaps: Times when PyTorch's profiler or another one had the reports (CPU only).
-    """
+    """The state of the hooks in this process."""
 
     built_at: str
-    built_for: str
-    backend: str
-    attached: bool
+    built_for: str  # The version of torch that it was built for.
+    backend: str  # The allocator that is followed: "cuda" or "cpu".
+    attached: bool  # The tracker is attached; it stays so until the process ends.
     active: bool
     frames: int
-    frames_refused: str
+    frames_refused: str  # Why no frames can be kept in this interpreter, or "".
     events: int
     pushed: dict[int, int] = field(hash=False)
-    oom_attached: bool
+    oom_attached: bool  # The out-of-memory observer is attached; it stays so as well.
     ooms: int
-    threads: int
-    gaps: int
+    threads: int  # Watched threads (CPU only).
+    gaps: int  # Times when PyTorch's profiler or another one had the reports (CPU only).
 
 
 def attach(events: int = 100_000, frames: int = 0) -> None:

@@ -85,20 +85,15 @@ class Growth(PlainRow):
 
 @dataclass(frozen=True)
 class Survivors:
-    """The blocks behind a growth.
+    """The blocks behind a growth."""
 
-    Attributes:
-        growth: By stack, the most bytes first.
-        addresses: (address, size) of blocks alive at the end of the trace, the newest first,
-            per stack of `growth`.
-        freed: The lines that freed blocks in falls, with their number of blocks.
-        has_graph: An inspected tensor has an autograd graph.
-    """
-
-    growth: tuple[Growth, ...] = ()
+    growth: tuple[Growth, ...] = ()  # By stack, the most bytes first.
+    # (address, size) of blocks alive at the end of the trace, the newest first, per stack of
+    # `growth`.
     addresses: tuple[tuple[tuple[int, int], ...], ...] = ()
+    # The lines that freed blocks in falls, with their number of blocks.
     freed: tuple[tuple[Place, int], ...] = ()
-    has_graph: bool = False
+    has_graph: bool = False  # An inspected tensor has an autograd graph.
 
     @property
     def shows_graph(self) -> bool:
@@ -391,17 +386,12 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Forecast:
-    """When the memory is full, at this rate.
+    """When the memory is full, at this rate."""
 
-    Attributes:
-        step: The step, counted as in the series; None for never, or without a capacity.
-        between: The first and last step by the growth's interval; a last of None is never.
-        in_us: Microseconds from the last step on; None if a step's length is unknown.
-    """
-
-    step: int | None
+    step: int | None  # The step, counted as in the series; None for never, or without a capacity.
+    # The first and last step by the growth's interval; a last of None is never.
     between: tuple[int, int | None] | None
-    in_us: float | None
+    in_us: float | None  # Microseconds from the last step on; None if a step's length is unknown.
 
 
 def judge(seen: Observed) -> Verdict:

@@ -249,21 +249,14 @@ _LONGEST_WAIT_S = 60.0
 class Road:
     """The source of a monitor's readings: the hooks' native figures, or without hooks PyTorch's
     Python API.
-
-    Attributes:
-        devices: The devices' numbers; -1 is the CPU.
-        slots: NVML's number for each, or -1.
-        nvml: The opened NVML, or None.
-        source: A capsule with native functions, None for the hooks' own, False for none.
-        name: "hooks", "python" or the capsule's origin.
-        release: Ends the following of the hooks at the monitor's end, or None.
     """
 
-    devices: tuple[int, ...]
-    slots: tuple[int, ...]
-    nvml: object
-    source: object
-    name: str
+    devices: tuple[int, ...]  # The devices' numbers; -1 is the CPU.
+    slots: tuple[int, ...]  # NVML's number for each, or -1.
+    nvml: object  # The opened NVML, or None.
+    source: object  # A capsule with native functions, None for the hooks' own, False for none.
+    name: str  # "hooks", "python" or the capsule's origin.
+    # Ends the following of the hooks at the monitor's end, or None.
     release: Callable[[], None] | None = None
 
 

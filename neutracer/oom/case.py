@@ -171,29 +171,17 @@ _INACTIVE = 0
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A segment as the request saw it.
-
-    Attributes:
-        row: Its row.
-        is_own: Whether it is of the request's pool and stream.
-        is_kind: Whether it is of the request's kind, small or large.
-        is_default: Whether it is of the default pool.
-        page: Bytes of a page, of an expandable one; 0 for others.
-        address: Where it begins.
-        size: Its bytes.
-        first: Row of its first block.
-        end: Row after its last block.
-    """
+    """A segment as the request saw it."""
 
     row: int
-    is_own: bool
-    is_kind: bool
-    is_default: bool
-    page: int
-    address: int
-    size: int
-    first: int
-    end: int
+    is_own: bool  # Whether it is of the request's pool and stream.
+    is_kind: bool  # Whether it is of the request's kind, small or large.
+    is_default: bool  # Whether it is of the default pool.
+    page: int  # Bytes of a page, of an expandable one; 0 for others.
+    address: int  # Where it begins.
+    size: int  # Its bytes.
+    first: int  # Row of its first block.
+    end: int  # Row after its last block.
 
 
 class Room:
@@ -442,27 +430,16 @@ _ALL_OF_IT = 0.9
 
 @dataclass(frozen=True)
 class Case:
-    """All that a verdict is given on.
-
-    Attributes:
-        snap: The snapshot.
-        timeline: The device's trace; None where it is empty.
-        room: The layout when the request failed.
-        facts: What is known beside the snapshot.
-        phase: The phase it happened in.
-        place: The line that asked.
-        moment: The event of the trace whose state is looked at; None: the end.
-        stack: The stack of the request, innermost first.
-    """
+    """All that a verdict is given on."""
 
     snap: Snapshot
-    timeline: Timeline | None
-    room: Room
+    timeline: Timeline | None  # The device's trace; None where it is empty.
+    room: Room  # The layout when the request failed.
     facts: OomFacts
     phase: Phase
     place: Place
-    moment: int | None
-    stack: tuple[Frame, ...]
+    moment: int | None  # The event of the trace whose state is looked at; None: the end.
+    stack: tuple[Frame, ...]  # The stack of the request, innermost first.
 
     @property
     def failure(self) -> Failure:

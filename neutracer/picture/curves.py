@@ -350,20 +350,12 @@ def draw_bill(why: ExplainReport, title: str, palette: Palette) -> Any:
 
 @dataclass(frozen=True)
 class _Bar:
-    """One row of the waterfall. Sizes in bytes.
-
-    Attributes:
-        name: At its left.
-        size: The figure at its right.
-        begin: Where the bar begins.
-        parts: Sizes of its parts, with their colours.
-        ink: The colour of the words.
-    """
+    """One row of the waterfall. Sizes in bytes."""
 
     name: str
     size: int
-    begin: int
-    parts: tuple[tuple[int, str], ...]
+    begin: int  # Where the bar begins.
+    parts: tuple[tuple[int, str], ...]  # Sizes of its parts, with their colours.
     ink: str
 
 

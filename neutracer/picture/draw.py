@@ -55,34 +55,21 @@ class Request:
 
 @dataclass(frozen=True)
 class Oom:
-    """A moment at which memory ran out.
+    """A moment at which memory ran out."""
 
-    Attributes:
-        state: The state after it; state e + 1 is the one after event e.
-        asked: Bytes that were requested.
-        device_free: Bytes that the device had free.
-    """
-
-    state: int
-    asked: int
-    device_free: int
+    state: int  # The state after it; state e + 1 is the one after event e.
+    asked: int  # Bytes that were requested.
+    device_free: int  # Bytes that the device had free.
 
 
 @dataclass(frozen=True)
 class Planes:
-    """A view's pixels, rows from the lowest address; see `nt_raster.h` for the rules.
+    """A view's pixels, rows from the lowest address; see `nt_raster.h` for the rules."""
 
-    Attributes:
-        largest: Bytes of the largest block that a pixel has seen.
-        used: The share of its area that was in blocks.
-        reserved: The share of its area that was reserved.
-        seen: What it has seen: SEEN_BLOCK, SEEN_HOLE, SEEN_RESERVED.
-    """
-
-    largest: Any
-    used: Any
-    reserved: Any
-    seen: Any
+    largest: Any  # Bytes of the largest block that a pixel has seen.
+    used: Any  # The share of its area that was in blocks.
+    reserved: Any  # The share of its area that was reserved.
+    seen: Any  # What it has seen: SEEN_BLOCK, SEEN_HOLE, SEEN_RESERVED.
 
 
 class Scene:
@@ -407,20 +394,12 @@ _LEAST_SHARE = 0.015
 
 @dataclass(frozen=True)
 class HoleNote:
-    """A hole that deserves a line.
+    """A hole that deserves a line."""
 
-    Attributes:
-        state: When: state e + 1 is the one after event e.
-        first: Position of its first byte.
-        end: Position after its last byte.
-        size: Its bytes.
-        text: The line.
-    """
-
-    state: int
-    first: int
-    end: int
-    size: int
+    state: int  # When: state e + 1 is the one after event e.
+    first: int  # Position of its first byte.
+    end: int  # Position after its last byte.
+    size: int  # Its bytes.
     text: str
 
 
@@ -775,23 +754,14 @@ _BORDER_PIXELS = 6
 
 @dataclass
 class _Panel:
-    """One scene on its way onto the figure.
-
-    Attributes:
-        scene: It.
-        left: Inches to its axes.
-        width: Inches of them.
-        x: The positions of the axes' ends; all panels have the same.
-        planes: The scene's pixels.
-        notes: Of its largest holes.
-    """
+    """One scene on its way onto the figure."""
 
     scene: Scene
     left: float
     width: float
-    x: tuple[int, int]
+    x: tuple[int, int]  # The positions of the axes' ends; all panels have the same.
     planes: Planes | None = None
-    notes: tuple[HoleNote, ...] = ()
+    notes: tuple[HoleNote, ...] = ()  # Of its largest holes.
 
 
 def draw_scenes(scenes: list[Scene], palette: Palette, labels: bool) -> Any:

@@ -50,21 +50,13 @@ _LOGGER = logging.getLogger("neutracer")
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The arguments of PyTorch's observers.
-
-    Attributes:
-        device: The CUDA device.
-        asked_bytes: The request to the device, rounded to a segment.
-        limit_bytes: The process's cap if one is set, else the device's size.
-        free_bytes: The device's free bytes.
-        time_us: Microseconds since the epoch.
-    """
+    """The arguments of PyTorch's observers."""
 
     device: int
-    asked_bytes: int
-    limit_bytes: int
-    free_bytes: int
-    time_us: int
+    asked_bytes: int  # The request to the device, rounded to a segment.
+    limit_bytes: int  # The process's cap if one is set, else the device's size.
+    free_bytes: int  # The device's free bytes.
+    time_us: int  # Microseconds since the epoch.
 
 
 Listener = Callable[[OutOfMemory], object]

@@ -305,25 +305,15 @@ _CONTEXTS = (None, "state", "alloc", "all")
 
 @dataclass(frozen=True)
 class Wish:
-    """One recording's options, named as in PyTorch's own recorder.
-
-    Attributes:
-        max_entries: Events kept in each device's ring.
-        stacks: "python", or "all" with C++ frames.
-        context: Events that get a stack: "all", "alloc", "state" or None.
-        skip_actions: Actions to leave out.
-        compile_context: Record the compiled frame of each event.
-        annotations: Record the program's named ranges.
-        pinned: Record the host's pinned memory too.
-    """
+    """One recording's options, named as in PyTorch's own recorder."""
 
     max_entries: int
-    stacks: str
-    context: str | None
+    stacks: str  # "python", or "all" with C++ frames.
+    context: str | None  # Events that get a stack: "all", "alloc", "state" or None.
     skip_actions: tuple[str, ...] = ()
-    compile_context: bool = False
+    compile_context: bool = False  # Record the compiled frame of each event.
     annotations: bool = False
-    pinned: bool = False
+    pinned: bool = False  # Record the host's pinned memory too.
 
     def joined(self, other: Wish) -> Wish:
         """The union of both, except the ring's length, which is fixed while it is on."""

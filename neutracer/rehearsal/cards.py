@@ -9,23 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Card:
-    """The properties of a card that decide kernels and limits.
-
-    Attributes:
-        name: As the driver names it.
-        capability: Its compute capability.
-        processors: Its streaming multiprocessors.
-        processor_threads: The most threads that are at work on one of them.
-        total_bytes: Its memory as the driver reports it.
-        context_bytes: About what CUDA's context takes, outside PyTorch's allocator.
-    """
+    """The properties of a card that decide kernels and limits."""
 
     name: str
     capability: tuple[int, int]
     processors: int
-    processor_threads: int
-    total_bytes: int
-    context_bytes: int
+    processor_threads: int  # The most threads that are at work on one of them.
+    total_bytes: int  # Its memory as the driver reports it.
+    context_bytes: int  # About what CUDA's context takes, outside PyTorch's allocator.
 
 
 #: CUDA's table of compute capabilities: the most resident threads of a multiprocessor.

@@ -262,21 +262,15 @@ Block = Findings | Table | KeyValues | Heading | Paragraph
 
 @dataclass(frozen=True)
 class Document:
-    """A page.
+    """A page."""
 
-    Attributes:
-        title: What the page is about: a file's name.
-        facts: What else fits on its line: what kind of file, how long, how complete.
-        blocks: What is below, from the top down.
-        more: The command that shows the rest; a renderer that has to cut names it.
-        healthy: "nothing wrong found", and what was looked at. It is the answer of a page whose
-            findings are at most info.
-    """
-
-    title: str
+    title: str  # What the page is about: a file's name.
+    # What else fits on its line: what kind of file, how long, how complete.
     facts: tuple[str, ...] = ()
     blocks: tuple[Block, ...] = ()
-    more: str = ""
+    more: str = ""  # The command that shows the rest; a renderer that has to cut names it.
+    # "nothing wrong found", and what was looked at. It is the answer of a page whose findings are
+    # at most info.
     healthy: str = ""
 
     @property
@@ -488,38 +482,25 @@ def _take_line(text: str, width: int) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours as `#rrggbb`, for one kind of page.
+    """Colours as `#rrggbb`, for one kind of page."""
 
-    Attributes:
-        page: The background, which is also memory that was never reserved.
-        ink: Text.
-        grey: Text of second rank, axes.
-        line: Hairlines: borders of segments, rules between rows.
-        allocated: The blue scale, from the smallest block to the largest.
-        groups: Bands of blocks that must differ, without an order: kinds of blue, each of
-            which differs from every other one also for those who see no red or no green.
-            Neighbours in this order differ most, the last and the first too.
-        hues: Who or what for, where nothing else has a colour: eight hues, each of which
-            differs from every other one also for those who see no red or no green.
-        sand: Reserved but free.
-        sand_ink: Lines and words about what is free.
-        red: Trouble: running out of memory, cycles.
-        red_fill: What trouble is about, as a surface under text.
-        surface: Everything else that is drawn as a surface under text.
-    """
-
-    page: str
+    page: str  # The background, which is also memory that was never reserved.
     ink: str
-    grey: str
-    line: str
-    allocated: tuple[str, ...]
+    grey: str  # Text of second rank, axes.
+    line: str  # Hairlines: borders of segments, rules between rows.
+    allocated: tuple[str, ...]  # The blue scale, from the smallest block to the largest.
+    # Bands of blocks that must differ, without an order: kinds of blue, each of which differs from
+    # every other one also for those who see no red or no green. Neighbours in this order differ
+    # most, the last and the first too.
     groups: tuple[str, ...]
+    # Who or what for, where nothing else has a colour: eight hues, each of which differs from every
+    # other one also for those who see no red or no green.
     hues: tuple[str, ...]
     sand: str
-    sand_ink: str
-    red: str
-    red_fill: str
-    surface: str
+    sand_ink: str  # Lines and words about what is free.
+    red: str  # Trouble: running out of memory, cycles.
+    red_fill: str  # What trouble is about, as a surface under text.
+    surface: str  # Everything else that is drawn as a surface under text.
 
     def blue(self, share: float) -> str:
         """The blue of a block, between the smallest (0.0) and the largest (1.0)."""

@@ -143,17 +143,10 @@ class Flaw(PlainRow):
 
 @dataclass(frozen=True)
 class Caveat:
-    """A limit on the figures of a snapshot that is truncated, partial, inconsistent or rehearsed.
+    """A limit on the figures of a snapshot that is truncated, partial, inconsistent or rehearsed."""
 
-    Attributes:
-        kind: One of `CAVEAT_KINDS`.
-        severity: "info", "moderate" or "severe".
-        message: The caveat in one line.
-        details: Sentences on it.
-    """
-
-    kind: str
-    severity: str
+    kind: str  # One of `CAVEAT_KINDS`.
+    severity: str  # "info", "moderate" or "severe".
     message: str
     details: tuple[str, ...] = ()
 

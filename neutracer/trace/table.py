@@ -91,20 +91,14 @@ _OUTSIDE = {
 
 @dataclass(frozen=True)
 class Column:
-    """One column: numbers, or codes of strings.
+    """One column: numbers, or codes of strings."""
 
-    Attributes:
-        make: Gives the numbers, an object with the buffer protocol; called once, when
-            the column is first used.
-        names: The strings by code, or None for plain numbers.
-        null: The code of None, or None where every row has a value.
-        is_flag: Numbers 0 and 1 that rows show as bool.
-    """
-
+    # Gives the numbers, an object with the buffer protocol; called once, when the column is first
+    # used.
     make: Callable[[], Any]
-    names: Sequence[str] | None = None
-    null: int | None = None
-    is_flag: bool = False
+    names: Sequence[str] | None = None  # The strings by code, or None for plain numbers.
+    null: int | None = None  # The code of None, or None where every row has a value.
+    is_flag: bool = False  # Numbers 0 and 1 that rows show as bool.
     _made: list[memoryview] = field(default_factory=list, repr=False, compare=False)
 
     @property

@@ -65,17 +65,11 @@ _FIXED = ("parameter", "gradient", "optimizer_state")
 
 @dataclass(frozen=True)
 class Change:
-    """Changes to the recorded program.
+    """Changes to the recorded program."""
 
-    Attributes:
-        edits: The arguments of `core.Program.edit`.
-        notes: Sentences on changes and assumptions.
-        name: The changes in a few words: "batch x 2".
-    """
-
-    edits: Edits
-    notes: tuple[str, ...]
-    name: str
+    edits: Edits  # The arguments of `core.Program.edit`.
+    notes: tuple[str, ...]  # Sentences on changes and assumptions.
+    name: str  # The changes in a few words: "batch x 2".
 
 
 def change_program(
@@ -698,21 +692,14 @@ Each = Callable[[Callable[["_Run"], bytes], Iterable["_Run"]], list[bytes]]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The runs of some settings at one limit.
-
-    Attributes:
-        program: The program to run.
-        settings: The text of the settings; None are the recorded ones.
-        name: The settings of the outcome.
-        options: The keywords of the core's `find_range`.
-        compare: Runs the recorded settings with the addresses of the trace: figures, and whether
-            they are exact, in which case they serve as the first run; or None.
-    """
+    """The runs of some settings at one limit."""
 
     program: core.Program
-    settings: str | None
+    settings: str | None  # The text of the settings; None are the recorded ones.
     name: str
-    options: dict[str, Any]
+    options: dict[str, Any]  # The keywords of the core's `find_range`.
+    # Runs the recorded settings with the addresses of the trace: figures, and whether they are
+    # exact, in which case they serve as the first run; or None.
     compare: Callable[[], tuple[bytes, bool]] | None
 
     def runs(self) -> list[_Run]:

@@ -122,17 +122,11 @@ _MOST_BYTES = 1 << 60
 
 @dataclass(frozen=True)
 class Asked:
-    """The requested memory limit.
+    """The requested memory limit."""
 
-    Attributes:
-        bytes: The most that the process may have.
-        fraction: The share given to `set_per_process_memory_fraction`, or None.
-        total_bytes: The size of that device; None without `fraction`.
-    """
-
-    bytes: int
-    fraction: float | None = None
-    total_bytes: int | None = None
+    bytes: int  # The most that the process may have.
+    fraction: float | None = None  # The share given to `set_per_process_memory_fraction`, or None.
+    total_bytes: int | None = None  # The size of that device; None without `fraction`.
 
     @property
     def is_share(self) -> bool:

@@ -339,19 +339,12 @@ def confirmed_capacity(replayer: Replayer, settings: str | None, nbytes: int) ->
 
 @dataclass(frozen=True)
 class Survey:
-    """The runs of a program that settings are compared by.
+    """The runs of a program that settings are compared by."""
 
-    Attributes:
-        recorded: The outcome of the recorded settings.
-        smallest: The smallest capacity under those, or None.
-        bound: The packing lower bound.
-        outcomes: Those of the other distinct settings, without ranges.
-    """
-
-    recorded: Outcome
-    smallest: int | None
+    recorded: Outcome  # The outcome of the recorded settings.
+    smallest: int | None  # The smallest capacity under those, or None.
     bound: Bound
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[Outcome, ...]  # Those of the other distinct settings, without ranges.
 
 
 def survey(replayer: Replayer, tried: tuple[str, ...]) -> Survey:

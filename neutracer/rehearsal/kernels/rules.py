@@ -97,16 +97,10 @@ _CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.d
 
 @dataclass(frozen=True)
 class Takes:
-    """Memory that a kernel takes for itself.
+    """Memory that a kernel takes for itself."""
 
-    Attributes:
-        kept: Bytes of requests that are never freed.
-        freed: Bytes of requests that end with the operator: the likely ones, the least and
-            the most of each.
-        note: What they are.
-    """
-
-    kept: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()  # Bytes of requests that are never freed.
+    # Bytes of requests that end with the operator: the likely ones, the least and the most of each.
     freed: tuple[tuple[int, int, int], ...] = ()
     note: str = ""
 

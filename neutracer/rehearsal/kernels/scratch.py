@@ -31,23 +31,14 @@ _MOST_VALUES, _LEAST_VALUES = 256, 16
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduction of one tensor.
-
-    Attributes:
-        shape: The tensor's shape.
-        strides: Its strides, in elements.
-        dims: The dimensions that are reduced.
-        item: Bytes of an element.
-        partial: Bytes of a partial result: 4 for a sum of halves, which is made in floats.
-        unrolled: Values that a thread loads at once where it can (`vt0` in the source).
-    """
+    """A reduction of one tensor."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dims: tuple[int, ...]
-    item: int
-    partial: int
-    unrolled: int = 4
+    item: int  # Bytes of an element.
+    partial: int  # Bytes of a partial result: 4 for a sum of halves, which is made in floats.
+    unrolled: int = 4  # Values that a thread loads at once where it can (`vt0` in the source).
 
 
 def _last_power(n: int) -> int:
@@ -391,20 +382,13 @@ _ENVIRONMENT = "NEUTRACER_KERNELS"
 
 @dataclass(frozen=True)
 class Facts:
-    """Measurements on one card.
-
-    Attributes:
-        card: The card's name.
-        capability: Its compute capability.
-        torch: PyTorch's version.
-        cudnn: cuDNN's version.
-        convolutions: By `convolution_key` the bytes of the workspaces, in their order.
-    """
+    """Measurements on one card."""
 
     card: str = ""
     capability: tuple[int, int] = (0, 0)
     torch: str = ""
     cudnn: int = 0
+    # By `convolution_key` the bytes of the workspaces, in their order.
     convolutions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
