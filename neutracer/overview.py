@@ -384,13 +384,6 @@ def late_gradients(timeline: Timeline) -> LateGradients | None:
     A gradient counts if it was made in one backward pass, alive when the next forward pass
     first allocated, and freed before the backward pass after that. A later one is accumulated
     on purpose.
-
-    Example:
-        >>> import neutracer
-        >>> snap = neutracer.load("tests/data/train_resnet_late_zero_grad.pickle.xz")
-        >>> found = late_gradients(snap.timeline())
-        >>> found.count, found.passes
-        (161, 4)
     """
     passes = timeline.passes
     if not passes.backward or not passes.forward:
@@ -1071,12 +1064,6 @@ def overview(
     Args:
         file: Its file, for the title and follow-up commands; "" is none.
         device: Only this device; None is all devices in use.
-
-    Example:
-        >>> import neutracer
-        >>> from neutracer.overview import overview
-        >>> overview(neutracer.load("tests/data/frag_default.pickle")).worst
-        <Severity.SEVERE: 'severe'>
     """
     chosen = snap.devices if device is None else (snap.device(device),)
     entries = [_entry(snap, number) for number in chosen]

@@ -67,12 +67,7 @@ def split_bytes(
 
 
 def format_bytes(nbytes: int, unit: str | None = None, *, decimals: int | None = None) -> str:
-    """Write a size in binary units.
-
-    Example:
-        >>> format_bytes(2_126_512_128, "MiB", decimals=1), format_bytes(37_500_000)
-        ('2,028.0 MiB', '35.8 MiB')
-    """
+    """Write a size in binary units."""
     return " ".join(split_bytes(nbytes, unit, decimals=decimals))
 
 
@@ -129,10 +124,6 @@ def parse_bytes(text: str | int) -> int:
     Raises:
         ValueError: The text is not a size.
         TypeError: It is neither an int nor a text.
-
-    Example:
-        >>> parse_bytes("1.5 KiB"), parse_bytes("1kB")
-        (1536, 1000)
     """
     nbytes = None if isinstance(text, (bool, type)) else _index(text)
     if nbytes is not None:
@@ -169,10 +160,6 @@ def format_duration_us(duration_us: float) -> str:
 
     Raises:
         ValueError: The duration is negative or not finite.
-
-    Example:
-        >>> format_duration_us(70_000), format_duration_us(200_000_000)
-        ('70 ms', '3 min 20 s')
     """
     if not math.isfinite(duration_us) or duration_us < 0:
         raise ValueError(f"not a duration: {duration_us} us")
@@ -198,10 +185,6 @@ def parse_duration(text: str) -> int:
 
     Raises:
         ValueError: The text is not a duration.
-
-    Example:
-        >>> parse_duration("3 min 20 s")
-        200000000
     """
     total, position = Fraction(0), 0
     while position < len(text) or position == 0:
@@ -215,12 +198,7 @@ def parse_duration(text: str) -> int:
 
 
 def format_count(count: int, noun: str = "", plural: str = "") -> str:
-    """Write a count with commas between thousands, and what is counted.
-
-    Example:
-        >>> format_count(2375, "event"), format_count(1, "retry", "retries")
-        ('2,375 events', '1 retry')
-    """
+    """Write a count with commas between thousands, and what is counted."""
     if not noun:
         return f"{count:,}"
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
@@ -251,10 +229,5 @@ def split_share(share: float, *, decimals: int = 1) -> tuple[str, str]:
 
 
 def format_share(share: float, *, decimals: int = 1) -> str:
-    """Write a share as a percentage that is 0 or 100 only when the share is 0 or 1.
-
-    Example:
-        >>> format_share(0.248), format_share(0.99999)
-        ('24.8 %', '>99.9 %')
-    """
+    """Write a share as a percentage that is 0 or 100 only when the share is 0 or 1."""
     return " ".join(split_share(share, decimals=decimals))

@@ -52,12 +52,7 @@ _NAMED_TYPES = 3
 
 
 def merged_node(number: int, nodes: Sequence[Node]) -> Node:
-    """Merge nodes into one with their count and bytes, each storage once.
-
-    Example:
-        >>> merged_node(0, [Node(4, "builtins.list", "list of 1")] * 7).label
-        'list of 1'
-    """
+    """Merge nodes into one with their count and bytes, each storage once."""
     first = nodes[0]
     if len(nodes) == 1:
         return replace(first, id=number)
@@ -148,18 +143,7 @@ _KEPT_TENSORS = 8
 
 
 def fold(graph: GraphData, most_nodes: int = MOST_NODES) -> GraphData:
-    """Fold a graph to at most about `most_nodes` nodes; notes say what was folded.
-
-    Example:
-        >>> ring = range(100)
-        >>> graph = GraphData(
-        ...     nodes=tuple(Node(i, "app.Link", "Link") for i in ring),
-        ...     edges=tuple(Edge(i, (i + 1) % 100, "", "attribute", True) for i in ring),
-        ... )
-        >>> small = fold(graph)
-        >>> len(small.nodes), small.notes
-        (7, ('The cycle has 100 objects; 94 of them, in its middle, are folded into one.',))
-    """
+    """Fold a graph to at most about `most_nodes` nodes; notes say what was folded."""
     ring = cycle_order(graph)
     if len(graph.nodes) <= _SMALL and len(graph.nodes) <= most_nodes:
         return graph
@@ -431,13 +415,7 @@ class Scene:
 
 
 def scene(graph: GraphData) -> Scene:
-    """The picture of a graph.
-
-    Example:
-        >>> drawn = scene(GraphData((Node(0, "app.Ring", "Ring", bytes=64 << 20),), ()))
-        >>> drawn.boxes[0].lines, drawn.boxes[0].role
-        (('Ring', '64 MiB'), 'tensor')
-    """
+    """The picture of a graph."""
     in_cycle = {end for e in graph.edges if e.in_cycle for end in (e.source, e.target)}
     largest = max((node.bytes for node in graph.nodes), default=0)
     smallest = min((node.bytes for node in graph.nodes if node.bytes), default=0)

@@ -64,11 +64,6 @@ def places(
     Args:
         since: The counts from which on `calls` is complete.
         calls: The counts and the time (microseconds since the epoch) of each call.
-
-    Example:
-        >>> trace = Trace(bytes([1, 1, 2, 4]), lambda i: 0, lambda i: 0)
-        >>> list(places(trace, Counts(9, 3, 0, 2), Counts(7, 0, 0, 0), [(Counts(8, 2, 0, 1), 0)]))
-        [0]
     """
     in_trace = tuple(trace.marks.count(mark) for mark in _COUNTED)
     begin = tuple(a - b for a, b in zip(end.events, in_trace, strict=True))

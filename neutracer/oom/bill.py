@@ -254,12 +254,6 @@ def bill_at(snap: Snapshot, device: int, event: int) -> Bill:
 
     Args:
         event: The event of its trace after which to look; -1 is before the first.
-
-    Example:
-        >>> import neutracer
-        >>> bill = bill_at(neutracer.load("tests/data/train_resnet_healthy.pickle.xz"), 0, 2500)
-        >>> bill.limit_is, bill.missing_bytes, bill.rounds
-        ('known part', 0, 0)
     """
     timeline, room = snap.timeline(device), snap.beside.rooms.get(device)
     reserved = timeline.reserved[event] if event >= 0 else timeline.facts["start_bytes"][2]

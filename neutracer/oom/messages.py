@@ -123,12 +123,6 @@ def messages_report(lines: Iterable[str], file: str) -> OomMessagesReport | None
 
     Args:
         file: Its name, for the title.
-
-    Example:
-        >>> line = "CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of "
-        >>> report = messages_report([line + "8.00 GiB of which 7.00 GiB is free."], "job.log")
-        >>> report.messages[0].kind
-        'unreasonable_request'
     """
     found: dict[tuple[int | None, str], OomMessage] = {}
     for at, text, before in _texts(lines):

@@ -424,13 +424,7 @@ def _note(note: Note) -> str:
 
 @lru_cache(maxsize=1)
 def page_rules() -> str:
-    """The rules as JSON, in which no `<` stands.
-
-    Example:
-        >>> import json
-        >>> json.loads(page_rules())["categories"][1]
-        'input'
-    """
+    """The rules as JSON, in which no `<` stands."""
     rules = {
         "origins": ORIGIN_RULES,
         "places": PLACE_RULES,

@@ -126,9 +126,6 @@ def listen(listener: Listener) -> Callable[[], None]:
 
     Raises:
         UnavailableError: torch is not imported, or has no CUDA.
-
-    Example:
-        >>> remove = listen(print)  # doctest: +SKIP
     """
     torch = torch_with_cuda()
     with _observer.lock:

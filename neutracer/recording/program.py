@@ -65,10 +65,6 @@ def run_program(
     Raises:
         NeutracerError: The script or module does not exist.
         SystemExit: This is a forked child.
-
-    Example:
-        >>> run_program(["this"], module=True)  # doctest: +SKIP
-        0
     """
     process = os.getpid()
     code = _ended(arguments, module, [] if keep is None else keep, [] if exits is None else exits)

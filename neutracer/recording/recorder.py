@@ -67,12 +67,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def light_symbols() -> Iterator[None]:
-    """Symbolize frames on this thread without importing `torch._inductor`.
-
-    Example:
-        >>> with light_symbols():
-        ...     pass  # torch.cuda.memory._snapshot()
-    """
+    """Symbolize frames on this thread without importing `torch._inductor`."""
     torch = sys.modules.get("torch")
     thread = threading.get_ident()
     space = {} if torch is None else vars(torch)
@@ -120,12 +115,6 @@ def living_tensors(device_type: str) -> TensorBlocks:
 
     Raises:
         UnavailableError: This interpreter's tensors can't be read.
-
-    Example:
-        >>> import torch
-        >>> line = torch.nn.Linear(2, 2)
-        >>> living_tensors("cpu")[0][line.weight.data_ptr()]
-        'parameter'
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(getattr(torch, "optim", None), "Optimizer"):

@@ -137,12 +137,7 @@ def _ask_group() -> None:
 
 
 def rank_text(facts: Mapping[str, Any]) -> str:
-    """Formats the rank of `rank_facts` or a sidecar; "" without one.
-
-    Example:
-        >>> rank_text({"rank": 3, "world_size": 8})
-        'rank 3 of 8'
-    """
+    """Formats the rank of `rank_facts` or a sidecar; "" without one."""
     if facts.get("rank") is None:
         return ""
     size = facts.get("world_size")
@@ -181,11 +176,6 @@ def sidecar(
     Args:
         devices: CUDA devices in use by this process.
         program: The script or module; None takes it from `sys.argv`.
-
-    Example:
-        >>> facts = sidecar((), recording={}, step=12)
-        >>> facts["schema"], facts["step"], facts["devices"]
-        ('neutracer.sidecar/1', 12, {})
     """
     torch = sys.modules.get("torch")
     version = getattr(torch, "version", None)

@@ -100,10 +100,6 @@ def find_card(name: str) -> Card:
 
     Raises:
         ValueError: There is none in the table.
-
-    Example:
-        >>> find_card("rtx 4090").capability
-        (8, 9)
     """
     words = [word for word in map(_short, re.split(r"[\s_-]+", name)) if word]
     wanted = "".join(words)

@@ -361,10 +361,6 @@ def clean(text: str) -> str:
     Control characters, ANSI escapes, BiDi and zero-width characters, line separators,
     unpaired surrogates and unassigned characters become `\x1b`, `\u202e` and the like.
     Newlines and tabs become escapes too: the result is always one line.
-
-    Example:
-        >>> print(clean("red \x1b[31m"))
-        red \x1b[31m
     """
     if text.isascii() and text.isprintable():
         return text
@@ -386,12 +382,7 @@ def _escaped(char: str) -> str:
 
 
 def display_width(text: str) -> int:
-    """The columns that a clean text takes on a terminal.
-
-    Example:
-        >>> display_width("数"), display_width("a")
-        (2, 1)
-    """
+    """The columns that a clean text takes on a terminal."""
     if text.isascii():
         return len(text)
     return sum(_char_width(char) for char in text)
@@ -409,12 +400,7 @@ def pad(text: str, width: int) -> str:
 
 
 def shorten_right(text: str, width: int) -> str:
-    """The beginning of a clean text in at most `width` columns; a cut is marked.
-
-    Example:
-        >>> shorten_right("forward_features", 10)
-        'forward_f…'
-    """
+    """The beginning of a clean text in at most `width` columns; a cut is marked."""
     if display_width(text) <= width:
         return text
     return _head(text, width - 1) + _ELLIPSIS
@@ -424,10 +410,6 @@ def shorten_left(text: str, width: int) -> str:
     """The end of a clean text in at most `width` columns; a cut is marked.
 
     Where a path is cut, the cut is moved on to the next separator.
-
-    Example:
-        >>> shorten_left("/usr/lib/python3/torch/nn/linear.py:134", 24)
-        '…/torch/nn/linear.py:134'
     """
     if display_width(text) <= width:
         return text
@@ -451,10 +433,6 @@ def wrap(text: str, width: int) -> list[str]:
     A word that is longer than a line is cut into lines, each of at least one character,
     behind a comma where there is one.
     Spaces inside a line are kept as they are. An empty text is one empty line.
-
-    Example:
-        >>> wrap("of at most 35.8 MiB", 12)
-        ['of at most', '35.8 MiB']
     """
     lines: list[str] = []
     rest = text.strip(" ")

@@ -278,12 +278,7 @@ Line = tuple[Span, ...]
 
 
 def render_text(document: Document, width: int = WIDTH, max_lines: int | None = None) -> str:
-    """Write a document as plain text.
-
-    Example:
-        >>> print(render_text(Document("run.pickle", ("1 device", "complete"))))
-        run.pickle   1 device · complete
-    """
+    """Write a document as plain text."""
     return "\n".join(map(line_text, layout(document, width, max_lines)))
 
 
@@ -620,12 +615,6 @@ def curve_lines(
         outer: Of the same length; the part above `inner` is shaded.
         top: The bytes at the upper edge.
         plain: Only ASCII.
-
-    Example:
-        >>> for line in curve_lines([1, 2, 4], [4, 4, 4], 4, width=14, height=2):
-        ...     print("".join(span.text for span in line))
-              4 B │░░█
-                  │▄██
     """
     room = max(width - _AXIS, 1)
     if not inner or top <= 0:

@@ -143,7 +143,7 @@ class Flaw(PlainRow):
 
 @dataclass(frozen=True)
 class Caveat:
-    """A limit on the figures of a snapshot that is truncated, partial, inconsistent or rehearsed."""
+    """A limit on the figures of a truncated, partial, inconsistent or rehearsed snapshot."""
 
     kind: str  # One of `CAVEAT_KINDS`.
     severity: str  # "info", "moderate" or "severe".

@@ -295,14 +295,6 @@ def origin_of(filename: str) -> Origin:
 
     Args:
         filename: Its name in a frame, with either kind of slash.
-
-    Example:
-        >>> origin_of("/opt/conda/lib/python3.11/site-packages/transformers/trainer.py").package
-        'transformers'
-        >>> origin_of("C:\\\\Python312\\\\Lib\\\\contextlib.py").owner.name
-        'PLUMBING'
-        >>> origin_of("/srv/jobs/train.py").owner.name
-        'OWN'
     """
     path = "/" + filename.replace("\\", "/").lstrip("/")
     if path.endswith(_NATIVE_ENDINGS) or path in ("/", "/??"):
@@ -459,16 +451,7 @@ def _summary(stack: Sequence[Frame]) -> _Summary:
 
 
 def place_of(stack: Sequence[Frame]) -> Place:
-    """The place that represents a stack.
-
-    Example:
-        >>> print(place_of((
-        ...     Frame("/env/site-packages/torch/nn/functional.py", 9, "gelu"),
-        ...     Frame("/env/site-packages/transformers/activations.py", 66, "forward"),
-        ...     Frame("/srv/jobs/train.py", 42, "main"),
-        ... )))
-        forward (transformers activations.py:66, from train.py:42)
-    """
+    """The place that represents a stack."""
     return _place(_summary(stack))
 
 
@@ -554,11 +537,6 @@ def module_tables(title: str, held: Mapping[str, int]) -> tuple[Table, ...]:
 
     Args:
         held: Allocated bytes by module, most first.
-
-    Example:
-        >>> [table] = module_tables("By module", {"layers.0": 3 << 20, "(no module)": 1 << 20})
-        >>> [row[-1] for row in table.rows]
-        ['layers.0', '(no module)']
     """
     total = sum(held.values())
     if not total:

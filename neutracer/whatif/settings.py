@@ -75,10 +75,6 @@ def version_number(text: str | None) -> int:
     Raises:
         TypeError: Not a str.
         ValueError: Not a version.
-
-    Example:
-        >>> version_number("2.11.0+cu130")
-        2011
     """
     if text is None:
         return 0
@@ -178,12 +174,7 @@ def asked_capacity(
 
 
 def roundest(low: int, high: int) -> int:
-    """The number from `low` to `high` that is divisible by the highest power of two.
-
-    Example:
-        >>> roundest(2028 << 20, 2120 << 20) >> 20
-        2048
-    """
+    """The number from `low` to `high` that is divisible by the highest power of two."""
     step = 1
     while -(-low // (2 * step)) * 2 * step <= high and 2 * step <= high:
         step *= 2
