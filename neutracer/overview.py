@@ -565,9 +565,6 @@ def failure_findings(
 ) -> tuple[tuple[Finding, ...], set[str], _Billed]:
     """A finding per place of failed requests, with the verdict on its largest request.
 
-    Args:
-        file: The snapshot's file in follow-up commands; "" is none.
-
     Returns:
         The findings, the kinds of the verdicts in them, and the bill of the last place with its
         event.
@@ -633,10 +630,6 @@ def trend_findings(
     snap: Snapshot, timeline: Timeline, file: str, known: set[str]
 ) -> tuple[tuple[Finding, ...], str]:
     """Findings on growth, unless it already explains a failure.
-
-    Args:
-        file: The snapshot's file in follow-up calls; "" is none.
-        known: The kinds of verdicts that explain the failures.
 
     Returns:
         The findings, and why the trace does not show whether memory grows; "" if it does.
@@ -788,9 +781,6 @@ def peak_tree(snap: Snapshot, device: int | None = None) -> PeakTreeReport:
 
     Args:
         device: The device; None is the only one.
-
-    Raises:
-        ValueError: There is no such device.
 
     Example:
         >>> import neutracer

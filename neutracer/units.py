@@ -181,11 +181,7 @@ def _long_duration(duration_us: Fraction) -> str:
 
 
 def parse_duration(text: str) -> int:
-    """Read a duration: "70 ms", "1.5s", "3 min 20 s".
-
-    Raises:
-        ValueError: The text is not a duration.
-    """
+    """Read a duration: "70 ms", "1.5s", "3 min 20 s"."""
     total, position = Fraction(0), 0
     while position < len(text) or position == 0:
         match = _DURATION_PART.match(text, position)

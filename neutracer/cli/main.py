@@ -143,12 +143,7 @@ def _no_command(word: str) -> str:
 
 @contextmanager
 def writable_streams() -> Iterator[None]:
-    """Make standard output and error writable; a closed stream discards its text.
-
-    Raises:
-        BrokenPipeError: The reader of standard output has closed the pipe.
-        OSError: Standard output can't be written.
-    """
+    """Make standard output and error writable; a closed stream discards its text."""
     was = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (stream or _Nowhere() for stream in was)
     try:

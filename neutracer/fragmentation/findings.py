@@ -440,11 +440,6 @@ def forecast_of(
 ) -> ShrinkingHoles | None:
     """Forecast when a series of holes falls below a request.
 
-    Args:
-        holes: Bytes of the largest hole before each step's largest request.
-        request: Bytes.
-        event: The request's event, for the result.
-
     Returns:
         The forecast; None if no fall is proved, it is negligible or ends by itself, or the
         request does not fit even now.

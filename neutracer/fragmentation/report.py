@@ -75,12 +75,7 @@ class Monitor(Protocol):
 
 
 def readings_of(monitor: Monitor, device: object) -> Readings:
-    """A monitor's readings of a device.
-
-    Raises:
-        NeutracerError: The monitor was not started.
-        ValueError: The device is not followed, or there are several.
-    """
+    """A monitor's readings of a device."""
     stats = monitor.get_stats(device)
     series = monitor.device_series(device)
     name = stats["device"]

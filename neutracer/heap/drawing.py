@@ -776,11 +776,7 @@ def picture(body: str, box: tuple[float, float, float, float], words: str) -> st
 
 
 def parts_of(svg: bytes, scene: Scene, box_words: tuple[str, ...]) -> str:
-    """Normalize Graphviz's output for a scene.
-
-    Raises:
-        NeutracerError: The output is not a picture.
-    """
+    """Normalize Graphviz's output for a scene."""
     try:
         root = ElementTree.fromstring(svg)
         left, top, width, height = (float(n) for n in root.get("viewBox", "").split())
@@ -1184,12 +1180,7 @@ _FAMILY = re.compile(r'<svg [^>]*font-family="([^"]+)"')
 
 
 def rasterize(svg: str) -> bytes:
-    """Convert an SVG, with its size in points, to a PNG of at most 50 million pixels.
-
-    Raises:
-        UnavailableError: resvg or a font is missing.
-        NeutracerError: resvg rejected the picture.
-    """
+    """Convert an SVG, with its size in points, to a PNG of at most 50 million pixels."""
     resvg = _resvg()
     fonts = _fonts()
     family = _FAMILY.search(svg)

@@ -165,11 +165,7 @@ _wrappers: dict[str, Callable[..., Any]] = {}
 
 
 def watch_cpu_thread(module: Any) -> None:
-    """Watch the calling thread.
-
-    Raises:
-        UnavailableError: PyTorch's profiler is running in it.
-    """
+    """Watch the calling thread."""
     call(module.watch_thread)
     with _cpu_lock:
         profiler: Any = sys.modules.get("torch.autograd.profiler")
@@ -181,11 +177,7 @@ def watch_cpu_thread(module: Any) -> None:
 
 
 def unwatch_cpu_thread(module: Any) -> None:
-    """Stop watching the calling thread; the last thread removes the wrappers.
-
-    Raises:
-        UnavailableError: Something else is on top of the watch, and must be removed first.
-    """
+    """Stop watching the calling thread; the last thread removes the wrappers."""
     call(module.unwatch_thread)
     _stepped_aside.value = False
     with _cpu_lock:
@@ -481,9 +473,6 @@ def resume(frames: int | None = None) -> None:
 
     Args:
         frames: As for `attach`; None for none.
-
-    Raises:
-        UnavailableError: Nothing is attached.
     """
     module = loaded()
     if module is None or not module.state()["attached"]:
@@ -526,11 +515,7 @@ def state() -> HookState | None:
 
 
 def device_stats(device: int) -> dict[str, int]:
-    """The figures of `torch.cuda.memory_stats(device)` under the same keys, without the GIL.
-
-    Raises:
-        UnavailableError: There are no hooks, no such device, or CUDA is not initialised.
-    """
+    """The figures of `torch.cuda.memory_stats(device)` under the same keys, without the GIL."""
     stats: dict[str, int] | None = load().device_stats(device)
     if stats is None:
         raise UnavailableError(f"device {device} in this process", "use the device first")

@@ -251,11 +251,7 @@ _DIGITS = re.compile(r"\d+")
 
 
 def checked_steps(steps: Sequence[int], count: int, what: str) -> list[int]:
-    """Validated beginnings of steps among `count` values.
-
-    Raises:
-        ValueError: They are not whole numbers, don't rise, or are out of range.
-    """
+    """Validated beginnings of steps among `count` values."""
     try:
         starts = [int(step) for step in steps]
     except (TypeError, ValueError, OverflowError):
@@ -284,11 +280,7 @@ def time_steps(
     steps: Sequence[int] | None,
     step_us: float | None,
 ) -> tuple[list[int], str, str]:
-    """The beginnings of steps in a series with times, their definition, and their unit.
-
-    Raises:
-        ValueError: The given steps are not times within the series.
-    """
+    """The beginnings of steps in a series with times, their definition, and their unit."""
     if steps is None and not step_us:
         given = [_mark_time(mark) for mark in getattr(monitor, "marks", ())]
         steps = [at for at in given if at is not None] if len(given) >= 3 else None

@@ -141,11 +141,7 @@ def profiler_is_active() -> bool:
 
 
 class ProfilerWatch:
-    """Calls a function before each start of a device profiler, until removed.
-
-    Args:
-        before: Called in the thread that starts the profiler.
-    """
+    """Calls a function before each start of a device profiler, until removed."""
 
     def __init__(self, before: Callable[[], None]) -> None:
         self._before: Callable[[], None] | None = before

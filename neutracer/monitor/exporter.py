@@ -278,9 +278,7 @@ class Application:
     """Routes requests to prometheus_client's application or to a page.
 
     Args:
-        metrics: The application of prometheus_client.
         page: Makes the data for `neutracer top`, of the last seconds given or of the whole run.
-        routes: Further answers, by method and path.
     """
 
     def __init__(

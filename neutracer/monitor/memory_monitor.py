@@ -140,12 +140,7 @@ def alert_rules(
     hysteresis: float,
     patience: float,
 ) -> tuple[tuple[float, float, int], ...]:
-    """The core's rules (limit, clear, patience in microseconds), by kind.
-
-    Raises:
-        ValueError: A limit is out of range.
-        TypeError: A limit is not a number.
-    """
+    """The core's rules (limit, clear, patience in microseconds), by kind."""
     for name, share in (
         ("alert_threshold", threshold),
         ("fragmentation_threshold", fragmentation),
@@ -279,13 +274,7 @@ def _number(device: object) -> int:
 
 
 def find_road(devices: tuple[int, ...] | None) -> Road:
-    """The source for these devices, or for all.
-
-    Raises:
-        UnavailableError: torch is not imported; or there is no CUDA device, and the CPU can't
-            be monitored either.
-        ValueError: There is no such device.
-    """
+    """The source for these devices, or for all."""
     torch = sys.modules.get("torch")
     if torch is None:
         raise UnavailableError("torch in this process", "import torch first")

@@ -406,9 +406,6 @@ class HoleNote:
 def hole_notes(scene: Scene, most: int = 2) -> list[HoleNote]:
     """The largest hole when the most was unused, and the largest that something pins
     when memory ran out (or else at the end).
-
-    Args:
-        most: How many at most.
     """
     first, end = scene.shown_states
     unused = np.where(scene.settled, scene.reserved - scene.active, -1)

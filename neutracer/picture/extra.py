@@ -31,12 +31,7 @@ def marked(title: str, snap: Snapshot) -> str:
 
 
 def require_matplotlib() -> None:
-    """Make sure that matplotlib is there.
-
-    Raises:
-        UnavailableError: It is not installed, and what to install; or what keeps it, or what
-            it needs, from being imported.
-    """
+    """Make sure that matplotlib is there."""
     try:
         importlib.import_module("matplotlib.figure")
     except ModuleNotFoundError:
@@ -58,11 +53,7 @@ def opened(source: Snapshot | SnapshotSource | Outcome) -> Snapshot:
 
 
 def palette_of(dark: bool | None) -> Palette:
-    """The colours for a dark page or a light one; None is what matplotlib's style is for.
-
-    Raises:
-        UnavailableError: matplotlib is not installed.
-    """
+    """The colours for a dark page or a light one; None is what matplotlib's style is for."""
     if dark is None:
         require_matplotlib()
         from matplotlib import rcParams

@@ -253,12 +253,7 @@ def power_name(nbytes: int) -> str:
 
 
 class _ScaledLocator(MaxNLocator):  # type: ignore[misc]
-    """Ticks at round numbers of a unit.
-
-    Args:
-        unit: How much of the axis it is.
-        integer: Whether a tick is a whole number of it.
-    """
+    """Ticks at round numbers of a unit."""
 
     def __init__(self, unit: float, integer: bool) -> None:
         super().__init__(6, integer=integer, steps=[1, 2, 5, 10])

@@ -69,11 +69,7 @@ def part(name: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def bundle(entry: str, expose: str = "") -> str:
-    """The script of an entry module and of what it imports.
-
-    Raises:
-        ValueError: Modules import each other in a circle, or a name that is not there.
-    """
+    """The script of an entry module and of what it imports."""
     order: list[str] = []
     _collect(entry, (), order)
     modules = "".join(_module(name) for name in order)

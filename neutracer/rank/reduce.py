@@ -217,7 +217,6 @@ def digest_of(path: str, max_memory: int | None = None) -> bytes:
     unreadable file gives a digest with the reason.
 
     Args:
-        path: The file, or a URL.
         max_memory: The limit on memory for reading it, in bytes.
     """
     about = _about(path)

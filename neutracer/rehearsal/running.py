@@ -323,11 +323,7 @@ def _is_there(module: str) -> bool:
 
 @contextmanager
 def unwritten(notes: Notes) -> Iterator[list[Patch]]:
-    """Replacements for functions that write; libraries are patched once imported.
-
-    Args:
-        notes: Gets a sentence for each file that would be written or changed.
-    """
+    """Replacements for functions that write; libraries are patched once imported."""
     instead = _Unwritten(notes)
     with ExitStack() as stack:
 

@@ -65,13 +65,7 @@ def summary_html(
     caveats: Iterable[Caveat],
     origin: str = "",
 ) -> str:
-    """The totals of a snapshot as safe HTML.
-
-    Args:
-        devices: The name, `memory_stats` and number of events of each device.
-        caveats: The snapshot's; they come first.
-        origin: The file that it was read from, or "".
-    """
+    """The totals of a snapshot as safe HTML."""
     entries = tuple(
         Entry(Severity(one.severity), one.message, "", tuple(map(Note, one.details)))
         for one in caveats

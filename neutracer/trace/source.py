@@ -669,9 +669,6 @@ def check_head(head: bytes, packed: str | None = None) -> None:
     Args:
         head: The first bytes, at least 16 of a longer file.
         packed: The compression that they were in, or None.
-
-    Raises:
-        SnapshotError: It is empty, text, or a file of another kind.
     """
     if not head:
         empty = "the file is empty (0 bytes)"

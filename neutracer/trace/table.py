@@ -41,11 +41,7 @@ def _module(name: str) -> Any:
 
 
 def pandas_frame(columns: Iterable[Series]) -> Any:
-    """A `pandas.DataFrame` of some columns, which are copied.
-
-    Raises:
-        UnavailableError: pandas is not installed.
-    """
+    """A `pandas.DataFrame` of some columns, which are copied."""
     pandas = _module("pandas")
     numpy = import_module("numpy")
 

@@ -75,12 +75,7 @@ class Bound(PlainRow):
 
 
 def packing_bound(timeline: Timeline, counts_failed: bool = True) -> Bound:
-    """The packing lower bound of a trace.
-
-    Args:
-        counts_failed: Whether the sizes of failed requests can be trusted: PyTorch records them
-            as rounded by its settings.
-    """
+    """The packing lower bound of a trace."""
     rows = timeline.allocations
     changes = [0] * (len(timeline) + 1)
     columns = (rows.codes("requested_size"), rows.codes("alloc_event"), rows.codes("free_event"))
@@ -170,9 +165,7 @@ def order_of(
     less for all of the program: figures of different parts can't be compared.
 
     Args:
-        objective: One of `OBJECTIVES`.
         smallest: Its smallest capacity in bytes, or None.
-        alike: The values up to which the objective's two figures count as equal.
     """
     peak = outcome.peak_reserved_bytes
     highest = outcome.range("peak_reserved_bytes")[1]
@@ -246,7 +239,6 @@ class _Fitting:
     A run that succeeded goes the same way with any capacity from its peak up to its own.
 
     Args:
-        replayer: The program.
         settings: The settings; None are the recorded ones.
         known: Their outcome as recorded, or with `replayer.capacity`; None if unknown.
     """

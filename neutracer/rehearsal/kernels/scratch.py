@@ -444,11 +444,7 @@ def convolution_key(
 
 
 def facts_for(card: Card) -> Facts:
-    """The facts of a card: NEUTRACER_KERNELS's if they match its capability, else the built-in.
-
-    Raises:
-        ValueError: The file in NEUTRACER_KERNELS can't be read.
-    """
+    """The facts of a card: NEUTRACER_KERNELS's if they match its capability, else the built-in."""
     named = os.environ.get(_ENVIRONMENT)
     if named:
         try:
