@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from neutracer.errors import NeutracerError
-from neutracer.fragmentation.findings import whole_call
-from neutracer.fragmentation.report import FragmentationReport, device_fragmentation
+from neutracer.fragmentation.report import FragmentationReport, device_fragmentation, whole_call
 from neutracer.leak.trend import trend_of_trace
 from neutracer.oom.bill import Bill, bill_at
 from neutracer.oom.facts import OomFacts, facts_at

@@ -15,8 +15,7 @@ from matplotlib.ticker import PercentFormatter
 
 from neutracer import units
 from neutracer._native import core
-from neutracer.fragmentation.findings import BANDS
-from neutracer.fragmentation.report import fragmentation_report
+from neutracer.fragmentation.report import BANDS, fragmentation_report
 from neutracer.oom.bill import Bill, BillTerm
 from neutracer.oom.explain import ExplainReport
 from neutracer.picture.draw import Scene, block_scale, blues, draw_ooms

@@ -20,7 +20,7 @@ from typing import Any, overload
 
 from neutracer._native import core
 from neutracer.arguments import number_pair, path_name
-from neutracer.fragmentation.findings import BANDS
+from neutracer.fragmentation.report import BANDS
 from neutracer.oom.bill import Bill, BillTerm
 from neutracer.overview import DeviceOverview, OverviewReport, overview
 from neutracer.picture.extra import marked, opened
