@@ -37,12 +37,9 @@ _PARSED_UNITS: dict[str, int] = {
 # A number with or without thousands separators, of bounded length.
 _NUMBER = r"((?:[0-9]{1,3}(?:,[0-9]{3}){1,8}|[0-9]{1,31})(?:\.[0-9]{0,20})?)"
 _SIZE = re.compile(rf"\s*{_NUMBER}\s*([A-Za-z]{{0,3}})\s*", re.ASCII)
-_DURATION_PART = re.compile(rf"\s*{_NUMBER}\s*([A-Za-zµμ]+)\s*", re.ASCII)
 
 _DURATION_UNITS = {
     "us": 1,
-    "µs": 1,
-    "μs": 1,
     "ms": 1_000,
     "s": 1_000_000,
     "min": 60_000_000,
@@ -71,17 +68,15 @@ def format_bytes(nbytes: int, unit: str | None = None, *, decimals: int | None =
     return " ".join(split_bytes(nbytes, unit, decimals=decimals))
 
 
-def format_span(
-    low: int, high: int, unit: str | None = None, *, decimals: int | None = None
-) -> str:
+def format_span(low: int, high: int, unit: str | None = None) -> str:
     """Write a range of sizes in bytes, with a shared unit once; arguments as for `format_bytes`.
 
     Example:
         >>> format_span(130 << 20, 762 << 20), format_span(9_900 << 20, 12 << 30)
         ('130 to 762 MiB', '9,900 MiB to 12 GiB')
     """
-    least, least_unit = split_bytes(low, unit, decimals=decimals)
-    most, most_unit = split_bytes(high, unit, decimals=decimals)
+    least, least_unit = split_bytes(low, unit)
+    most, most_unit = split_bytes(high, unit)
     return f"{least}{'' if least_unit == most_unit else ' ' + least_unit} to {most} {most_unit}"
 
 
@@ -178,19 +173,6 @@ def _long_duration(duration_us: Fraction) -> str:
         if large == "d" or whole < {"min": 60, "h": 24}[large]:
             break
     return f"{whole:,} {large} {rest} {small}" if rest else f"{whole:,} {large}"
-
-
-def parse_duration(text: str) -> int:
-    """Read a duration: "70 ms", "1.5s", "3 min 20 s"."""
-    total, position = Fraction(0), 0
-    while position < len(text) or position == 0:
-        match = _DURATION_PART.match(text, position)
-        factor = _DURATION_UNITS.get(match[2].lower()) if match else None
-        if match is None or factor is None:
-            raise ValueError(f"not a duration: {text[:40]!r}; write it like '70 ms' or '5 min'")
-        total += _parsed_number(match[1]) * factor
-        position = match.end()
-    return round(total)
 
 
 def format_count(count: int, noun: str = "", plural: str = "") -> str:

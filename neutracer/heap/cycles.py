@@ -442,17 +442,16 @@ def _cut_from_core(plain: Sequence[Any]) -> Cut:
     return cut_at(nodes, way, at, references)
 
 
-def cycles_graph(cycles: Sequence[TensorCycle], most: int = 12) -> ObjectGraph:
-    """Several cycles side by side as one graph, with advice on each in the notes.
+# Cycles in one graph; its notes count the rest.
+_MOST_DRAWN = 12
 
-    Args:
-        cycles: The cycles, the most important first.
-        most: The most cycles to draw; the notes count the rest.
-    """
+
+def cycles_graph(cycles: Sequence[TensorCycle]) -> ObjectGraph:
+    """Several cycles, the most important first, as one graph with advice on each in its notes."""
     nodes: list[Node] = []
     edges: list[Edge] = []
     notes = []
-    for cycle in cycles[:most]:
+    for cycle in cycles[:_MOST_DRAWN]:
         base = len(nodes)
         nodes += [replace(node, id=base + node.id) for node in cycle.graph.nodes]
         edges += [
@@ -462,8 +461,8 @@ def cycles_graph(cycles: Sequence[TensorCycle], most: int = 12) -> ObjectGraph:
         notes.append(
             f"{cycle.size_text}, {cycle.count:,} x: {cycle.chain}. Break it: {cycle.advice}."
         )
-    if len(cycles) > most:
-        notes.append(f"{format_count(len(cycles) - most, 'more shape')} not drawn.")
+    if len(cycles) > _MOST_DRAWN:
+        notes.append(f"{format_count(len(cycles) - _MOST_DRAWN, 'more shape')} not drawn.")
     total = format_bytes(sum(cycle.bytes for cycle in cycles))
     title = f"{format_count(len(cycles), 'shape')} of reference cycles: {total} of tensors"
     return ObjectGraph(tuple(nodes), tuple(edges), title, tuple(notes))

@@ -107,10 +107,10 @@ def _connected(path: Path) -> ModuleType:
     return module
 
 
-def try_load(*, compile: bool = True) -> Any:
-    """The module `_torch`, or None with one warning per process; arguments as `load`."""
+def try_load() -> Any:
+    """The module `_torch`, or None with one warning per process."""
     try:
-        return load(compile=compile)
+        return load()
     except UnavailableError as error:
         with _shim.lock:
             reported, _shim.reported = _shim.reported, True

@@ -154,11 +154,6 @@ class ProfilerWatch:
                 self._stand_in = self._make(original)
                 setattr(self._module, _NAME, self._stand_in)
 
-    @property
-    def is_watching(self) -> bool:
-        """False if torch is not imported, or lacks the function."""
-        return self._before is not None and self._replaced is not None
-
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def prepare_profiler(config: Any, activities: Any, *rest: Any, **more: Any) -> Any:
             before = self._before

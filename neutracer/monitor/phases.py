@@ -333,7 +333,7 @@ class Running:
 RUNNING = Running()
 
 
-def shapes_of(batch: object, name: str = "") -> dict[str, str]:
+def shapes_of(batch: object) -> dict[str, str]:
     """The dtypes and shapes of a batch's tensors, by path; keeps no reference.
 
     Example:
@@ -341,7 +341,7 @@ def shapes_of(batch: object, name: str = "") -> dict[str, str]:
         {}
     """
     found: dict[str, str] = {}
-    _collect(batch, name, found, depth=0)
+    _collect(batch, "", found, depth=0)
     return found
 
 

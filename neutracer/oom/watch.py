@@ -121,16 +121,14 @@ def site_of(device: int, stack: Stack) -> tuple[object, ...]:
     return (device, _handling(), *stack[:_SITE_FRAMES])
 
 
-def facts_of(told: OutOfMemory, frame: FrameType | None, *, with_garbage: bool = True) -> OomFacts:
+def facts_of(told: OutOfMemory, frame: FrameType | None) -> OomFacts:
     """Everything that is known beside the snapshot.
 
     Args:
         frame: As `asking_frame` gives it.
-        with_garbage: Whether the heap is walked for what only a collection would free:
-            some 0.2 microseconds an object.
     """
     torch = sys.modules["torch"]
-    garbage, addresses = _garbage(told.device) if with_garbage else (None, ())
+    garbage, addresses = _garbage(told.device)
     own, others = _uses(told.device)
     return OomFacts(
         device=told.device,

@@ -168,11 +168,9 @@ class Scene:
 
     # What is shown ----------------------------------------------------------------------
 
-    def planes(self, width: int, height: int, y_end: int | None = None) -> Planes:
-        """The view's pixels; up to another address position where `y_end` says so."""
-        x_first, x_end, y_first, y = self.view
-        view = (x_first, x_end, y_first, min(y_end or y, y), width, height)
-        raw = self.raster.draw(view)
+    def planes(self, width: int, height: int) -> Planes:
+        """The view's pixels."""
+        raw = self.raster.draw((*self.view, width, height))
         kinds = (np.uint64, np.float64, np.float64, np.uint8)
         shaped = (
             np.frombuffer(part, kind).reshape(height, width)
@@ -403,7 +401,7 @@ class HoleNote:
     text: str
 
 
-def hole_notes(scene: Scene, most: int = 2) -> list[HoleNote]:
+def hole_notes(scene: Scene) -> list[HoleNote]:
     """The largest hole when the most was unused, and the largest that something pins
     when memory ran out (or else at the end).
     """
@@ -422,7 +420,7 @@ def hole_notes(scene: Scene, most: int = 2) -> list[HoleNote]:
         note = _largest_hole(scene, state, only_pinned, when, least)
         if note and all((note.first, note.size) != (n.first, n.size) for n in notes):
             notes.append(note)
-    return notes[:most]
+    return notes[:2]
 
 
 def _largest_hole(

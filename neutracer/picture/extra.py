@@ -168,8 +168,8 @@ def moment(event: int) -> str:
     return f"at event {event:,}" if event >= 0 else "at the start"
 
 
-def picture(width: float, height: float, background: str, dpi: float = 100) -> Any:
+def picture(width: float, height: float, background: str) -> Any:
     """An empty figure that shows itself in a notebook, and belongs to no window."""
     from neutracer.picture.figure import Picture
 
-    return Picture(figsize=(width, height), dpi=dpi, facecolor=background)
+    return Picture(figsize=(width, height), dpi=100, facecolor=background)

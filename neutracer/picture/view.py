@@ -543,9 +543,9 @@ def view_html(
     return _page(source, device, focus, title).html
 
 
-def empty_page(dark: bool | None = None) -> PageView:
+def empty_page() -> PageView:
     """The page without a snapshot: it opens those that are dropped on it."""
-    return _made("neutracer", "", "", dark)
+    return _made("neutracer", "", "")
 
 
 def _page(

@@ -212,18 +212,14 @@ _NO_PIPELINE = "forward_backward_no_pipelining"
 _NAMES = ("rank", "world_size", "job", "attempt", "host", "pid", "role", "program", "torch")
 
 
-def digest_of(path: str, max_memory: int | None = None) -> bytes:
+def digest_of(path: str) -> bytes:
     """Reduce a file to a serialized digest, which any executor can carry; never raises: an
-    unreadable file gives a digest with the reason.
-
-    Args:
-        max_memory: The limit on memory for reading it, in bytes.
-    """
+    unreadable file gives a digest with the reason."""
     about = _about(path)
     try:
         with warnings.catch_warnings(), opened_file(path) as file:
             warnings.simplefilter("ignore", HistoryWarning)
-            snap = load(file, max_memory=max_memory, progress=False)
+            snap = load(file, progress=False)
             digest = reduced(snap, path, about)
     except (NeutracerError, OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

@@ -462,14 +462,13 @@ def user_frame(stack: Sequence[Frame]) -> Frame | None:
     return summary.own or summary.library or summary.node or summary.native or summary.torch
 
 
-def callers_of(stack: Sequence[Frame], limit: int = 2) -> tuple[Place, ...]:
-    """Up to `limit` lines of the program's own code that called the one representing a stack,
+def callers_of(stack: Sequence[Frame]) -> tuple[Place, ...]:
+    """Up to two lines of the program's own code that called the one representing a stack,
     innermost first."""
     own = [frame for frame in stack if is_own(frame)]
     first = 0 if _summary(stack).library is not None else 1
     return tuple(
-        Place(frame.name, base_name(frame.filename), frame.line)
-        for frame in own[first : first + limit]
+        Place(frame.name, base_name(frame.filename), frame.line) for frame in own[first : first + 2]
     )
 
 

@@ -126,9 +126,9 @@ class _Lives:
             self._frames[stack] = tuple(f for f in self.snap.stacks[stack] if is_own(f))
         return self._frames[stack]
 
-    def has_function(self, event: int, name: str) -> bool:
-        """Whether an event's stack has a function of this name."""
-        return any(frame.name == name for frame in self.snap.stacks[self.stacks[event]])
+    def is_zero_grad(self, event: int) -> bool:
+        """Whether an event's stack has the function `zero_grad`."""
+        return any(frame.name == "zero_grad" for frame in self.snap.stacks[self.stacks[event]])
 
     @cached_property
     def requests(self) -> list[int]:
@@ -281,7 +281,7 @@ def _edit(lives: _Lives, row: int, category: str, saved: dict[int, Frame]) -> _E
         return _Edit(
             "no_grad", f"put torch.no_grad() around {line}: no backward pass uses its graph"
         )
-    if lives.is_freed(row) and (category == "gradient" or lives.has_function(freed, "zero_grad")):
+    if lives.is_freed(row) and (category == "gradient" or lives.is_zero_grad(freed)):
         return _Edit("zero_grad", "call optimizer.zero_grad() right after optimizer.step()")
     frames = lives.frames(lives.made[row]) if lives.made[row] >= 0 else ()
     if not frames:
