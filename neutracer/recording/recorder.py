@@ -219,7 +219,11 @@ def dumped(cuda: Any, *, traces: bool = True) -> bytes:
             note_in_dump(plain, before)
             mark_dump(plain, before)
         else:
-            plain = sys.modules["torch"]._C._cuda_memorySnapshot((0, 0, False))
+            dump = sys.modules["torch"]._C._cuda_memorySnapshot
+            try:
+                plain = dump((0, 0, False))
+            except TypeError:
+                plain = dump(None)  # An earlier torch dumps all that it has.
     try:
         return core.dump_plain(plain)
     except (TypeError, ValueError):
