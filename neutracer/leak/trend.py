@@ -1093,7 +1093,7 @@ def leak_trend(
     if step_us is not None and not _is_duration(step_us):
         raise ValueError(f"step_us is {step_us!r}: it must be a step's length in microseconds")
     seen, shots = observe(source, step_us, steps, most, device)
-    is_monitor = seen.timeline is None and not shots and hasattr(source, "mark")
+    is_monitor = hasattr(source, "device_series")
     report = _trend(seen, shots, device, is_monitor, live)
     return after_caveats(report, *shots, device=device)
 
