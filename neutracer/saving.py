@@ -225,8 +225,6 @@ def _inherit(handle: int, name: str, old: os.stat_result) -> None:
         mode &= 0o707 | (mode & 0o007) << 3
     with contextlib.suppress(OSError):
         os.fchmod(handle, mode)
-    if not hasattr(os, "listxattr"):
-        return
     with contextlib.suppress(OSError):
         there = os.listxattr(name)
         for attribute in set(os.listxattr(handle)) - set(there):

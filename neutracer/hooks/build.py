@@ -443,8 +443,6 @@ def target() -> Target:
 
 def _refusal(torch: Torch) -> str:
     """Why the hooks are not for this torch, or ""."""
-    if sys.platform != "linux":
-        return f"they are for Linux; {FALLBACK}"
     if sys.implementation.name != "cpython":
         return f"they are for CPython; {FALLBACK}"
     known = RUN_ON.get(torch.backend)

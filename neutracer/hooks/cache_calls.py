@@ -388,5 +388,4 @@ def note_in_snapshot(native: core.Snapshot, before: Mapping[int, Counts | None])
 
 
 CACHE_CALLS = CacheCalls()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=CACHE_CALLS.forget)
+os.register_at_fork(after_in_child=CACHE_CALLS.forget)

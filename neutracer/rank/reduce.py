@@ -605,14 +605,14 @@ class _WorkerContext(SpawnContext):
 
 def _workers(paths: Sequence[str], sizes: Sequence[int]) -> int:
     """One process per core, as far as memory allows for the largest file."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = len(os.sched_getaffinity(0))
     pairs = zip(paths, sizes, strict=True)
     needs = [size * (_packed(path) or _PLAIN_FACTOR) for path, size in pairs]
     largest = max(needs, default=0)
     room = memory_bound() // largest if largest else len(paths)
     if multiprocessing.current_process().daemon:
         return 1  # A daemon, such as a DataLoader's worker, may not start processes.
-    return max(min(cores or 1, len(paths), room), 1)
+    return max(min(cores, len(paths), room), 1)
 
 
 def _packed(path: str) -> int:
@@ -623,5 +623,4 @@ def _context() -> Any:
     """Fork if this process has neither threads nor torch, which may deadlock after a fork; else
     spawn."""
     is_plain = threading.active_count() == 1 and "torch" not in sys.modules
-    can_fork = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
-    return multiprocessing.get_context("fork") if is_plain and can_fork else _WorkerContext()
+    return multiprocessing.get_context("fork") if is_plain else _WorkerContext()

@@ -114,8 +114,7 @@ def _notify(listener: Listener, fact: OutOfMemory) -> None:
 
 
 _observer = _Observer()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_observer.forget)
+os.register_at_fork(after_in_child=_observer.forget)
 
 
 def listen(listener: Listener) -> Callable[[], None]:

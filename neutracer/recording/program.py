@@ -113,9 +113,9 @@ def shell_code(code: int) -> int:
 def end_by(code: int) -> None:
     """End this process by signal `-code`, as Python does after Ctrl-C.
 
-    It returns for other codes, off the main thread, and outside POSIX.
+    It returns for other codes, and off the main thread.
     """
-    if code >= 0 or os.name != "posix" or threading.current_thread() is not threading.main_thread():
+    if code >= 0 or threading.current_thread() is not threading.main_thread():
         return
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):

@@ -439,8 +439,7 @@ def _options(wish: Wish) -> dict[str, Any]:
 
 
 HISTORY = History()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=HISTORY.forget)
+os.register_at_fork(after_in_child=HISTORY.forget)
 
 
 def wrapped_ring(snap: Snapshot) -> int | bool:

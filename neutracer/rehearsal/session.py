@@ -255,8 +255,6 @@ def _source() -> Path:
 
 def _target() -> hooks.Target:
     torch = hooks.installed_torch()
-    if sys.platform != "linux":
-        raise UnavailableError(_WHAT, "they need Linux")
     if torch.backend not in ("cpu", "cuda") or torch.release not in _RUN_ON:
         known = ", ".join(f"{major}.{minor}" for major, minor in _RUN_ON)
         kind = f"{torch.version} for {torch.backend}"

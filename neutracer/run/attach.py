@@ -63,8 +63,7 @@ def check_reachable(pid: int) -> None:
 def has_ended(pid: int) -> bool:
     """Whether the process is gone, or a zombie."""
     try:
-        if os.name == "posix":
-            os.kill(pid, 0)
+        os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return True
     except PermissionError:

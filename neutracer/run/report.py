@@ -162,8 +162,8 @@ def run_and_report(
     beside = OnDemand(
         following.write,
         every_s=every_s,
-        signum=getattr(signal, "SIGUSR2", None),
-        last_signum=getattr(signal, "SIGTERM", None),
+        signum=signal.SIGUSR2,
+        last_signum=signal.SIGTERM,
         last=last,
     )
     cancel = when_imported("torch", begin_all)

@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import re
+import resource
 import sys
 import threading
 import time
@@ -67,12 +68,6 @@ def _put_value(value: Any, file: BinaryIO, depth: int) -> None:
 
 # ---- Bounds ------------------------------------------------------------------------------
 
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None  # type: ignore[assignment,unused-ignore]
-
-
 # The share of the free memory that may be used.
 _SHARE = 0.9
 
@@ -118,10 +113,7 @@ def free_share(root: str) -> int:
 @contextlib.contextmanager
 def bounded_process(limit: int) -> Iterator[None]:
     """Allow this process at most `limit` more bytes within the block: further allocations raise
-    MemoryError. Does nothing on systems without RLIMIT_DATA."""
-    if resource is None or not sys.platform.startswith("linux"):
-        yield
-        return
+    MemoryError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = _own_data() + limit + _SLACK
     most = [one for one in (soft, hard) if one != resource.RLIM_INFINITY]
@@ -164,7 +156,7 @@ def _machine(root: str) -> int | None:
 def _address_space(root: str) -> int | None:
     """The remaining address space of this process."""
     used = _field(_read(Path(root, "proc/self/status")), "VmSize:")
-    if resource is None or used is None:
+    if used is None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft - used
