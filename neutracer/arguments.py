@@ -104,13 +104,17 @@ def path_name(value: str | bytes | os.PathLike[Any], name: str = "path") -> str:
 # ---- Cells -------------------------------------------------------------------------------
 
 
+def running_shell() -> Any:
+    """IPython's shell in this process, or None."""
+    module = sys.modules.get("IPython.core.interactiveshell")
+    return getattr(getattr(module, "InteractiveShell", None), "_instance", None)
+
+
 def reader_name(filename: str) -> str:
     """The display name of a code object's file: "In[3]" for a notebook's third cell.
 
     Without IPython in this process it is `filename`.
     """
-    module = sys.modules.get("IPython.core.interactiveshell")
-    shell: Any = getattr(getattr(module, "InteractiveShell", None), "_instance", None)
-    format_name = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    format_name = getattr(getattr(running_shell(), "compile", None), "format_code_name", None)
     label = None if format_name is None else format_name(filename)
     return filename if label is None else str(label[1])

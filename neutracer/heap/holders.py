@@ -13,6 +13,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType, TracebackType
 from typing import Any, overload
 
 from neutracer._native import core
+from neutracer.arguments import running_shell
 from neutracer.heap.autograd import read_autograd
 from neutracer.render.document import Block, Document, Figure, Paragraph, Severity, Table
 from neutracer.render.report import Finding, PlainRow, Report, ranked
@@ -86,9 +87,7 @@ def _add(found: dict[object, Holding], kind: str, owner: int, reference: _Refere
 
 
 def _shell() -> Any:
-    module = sys.modules.get("IPython.core.interactiveshell")
-    shell_type = getattr(module, "InteractiveShell", None)
-    shell = getattr(shell_type, "_instance", None)
+    shell = running_shell()
     return shell if type(getattr(shell, "user_ns", None)) is dict else None
 
 
