@@ -25,11 +25,7 @@ def number(name: str, value: Any, wanted: str = "a number") -> Any:
 def whole_number(
     name: str, value: Any, wanted: str = "a whole number", least: int | None = None
 ) -> int:
-    """`value` as an int, also of a NumPy integer; arguments and errors as for `number`.
-
-    Raises:
-        ValueError: It is below `least`.
-    """
+    """`value` as an int, also of a NumPy integer; arguments as for `number`."""
     if isinstance(value, (bool, type)) or not hasattr(value, "__index__"):
         raise _wrong_type(name, wanted, value)
     try:
@@ -44,12 +40,7 @@ def whole_number(
 
 
 def number_pair(name: str, value: Any, *, whole: bool = False) -> tuple[Any, Any]:
-    """`value` as a tuple of two numbers.
-
-    Raises:
-        TypeError: It is not iterable, or not of numbers.
-        ValueError: It has another length, or one of the two is nan.
-    """
+    """`value` as a tuple of two numbers."""
     wanted = "two whole numbers" if whole else "two numbers"
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise _wrong_type(name, wanted, value)
@@ -87,12 +78,7 @@ def several(name: str, value: Any, wanted: str) -> list[Any]:
 
 
 def path_name(value: str | bytes | os.PathLike[Any], name: str = "path") -> str:
-    """A path as a str.
-
-    Raises:
-        TypeError: It is not a path.
-        ValueError: It has a null character.
-    """
+    """A path as a str."""
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise _wrong_type(name, "a path (a str or an os.PathLike)", value)
     text = os.fsdecode(value)

@@ -25,11 +25,7 @@ _ACCESS_LIST = "system.posix_acl_access"
 
 
 def check_output(output: str | bytes | os.PathLike[Any] | None, *inputs: object) -> None:
-    """Check that an output file is not one of the inputs, by any name or link.
-
-    Raises:
-        ValueError: It is one of them.
-    """
+    """Check that an output file is not one of the inputs, by any name or link."""
     if output is None:
         return
     name = os.fsdecode(output)
@@ -68,12 +64,6 @@ def atomic_file(path: str | os.PathLike[str], *inputs: object) -> Iterator[Binar
     The new file inherits mode, owner and extended attributes of the one it replaces, as far as
     this user may set them. Symbolic links are followed. Anything but a regular file (a pipe,
     /dev/stdout, /dev/null) is written to directly.
-
-    Raises:
-        UnavailableError: The compression needs a missing package.
-        OSError: It can't be written; `filename` is `path`.
-        TypeError: It is not a path.
-        ValueError: It has a null character, or is one of `inputs`.
     """
     given = path_name(path)
     check_output(given, *inputs)

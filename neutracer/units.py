@@ -115,10 +115,6 @@ def parse_bytes(text: str | int) -> int:
 
     KiB, MiB, GiB, TiB and the single letters are binary; kB, MB, GB, TB are decimal.
     Upper and lower case mean the same. A part of a byte is rounded to the nearest byte.
-
-    Raises:
-        ValueError: The text is not a size.
-        TypeError: It is neither an int nor a text.
     """
     nbytes = None if isinstance(text, (bool, type)) else _index(text)
     if nbytes is not None:
@@ -151,11 +147,7 @@ def _parsed_number(text: str) -> Fraction:
 
 
 def format_duration_us(duration_us: float) -> str:
-    """Write a duration with three digits that matter, or two units from a minute on.
-
-    Raises:
-        ValueError: The duration is negative or not finite.
-    """
+    """Write a duration with three digits that matter, or two units from a minute on."""
     if not math.isfinite(duration_us) or duration_us < 0:
         raise ValueError(f"not a duration: {duration_us} us")
     exact = Fraction(duration_us)

@@ -342,11 +342,7 @@ def add_output(parser: argparse.ArgumentParser, others: str = "") -> None:
 def answered(
     options: argparse.Namespace, ask: Callable[[argparse.Namespace], Answer]
 ) -> Answer | None:
-    """The report on the snapshot `options.file`; None after an error message.
-
-    Raises:
-        SettingsError: PyTorch would reject the settings.
-    """
+    """The report on the snapshot `options.file`; None after an error message."""
     try:
         check_written(options.output, options.file)
         with without_history_warning():
@@ -359,11 +355,7 @@ def answered(
 
 
 def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
-    """Print reports, or write them to the file of `--output`; several make one JSON object.
-
-    Raises:
-        OSError: Standard output can't be written.
-    """
+    """Print reports, or write them to the file of `--output`; several make one JSON object."""
     from neutracer.trace.source import end_progress
 
     end_progress()
@@ -496,11 +488,7 @@ def program_of(options: argparse.Namespace) -> list[str]:
 
 
 def device_size(text: str | None) -> int | None:
-    """`--capacity` in bytes, None if absent.
-
-    Raises:
-        ValueError: Not a size, or too small for any device, like "24".
-    """
+    """`--capacity` in bytes, None if absent."""
     if text is None:
         return None
     from neutracer.units import parse_bytes
@@ -519,11 +507,7 @@ def refused(settings: str | list[str], error: SettingsError) -> str:
 
 
 def check_written(output: str | None, *files: str) -> None:
-    """Check that an output is not one of the snapshots to read, or a sidecar of theirs.
-
-    Raises:
-        ValueError: It is one of them, under any name or link.
-    """
+    """Check that an output is not one of the snapshots to read, or a sidecar of theirs."""
     if output is None or not os.path.exists(output):
         return
     from neutracer.saving import check_output

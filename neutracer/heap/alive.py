@@ -96,9 +96,6 @@ def find_ways(
 ) -> list[Found | None]:
     """For each object the shortest ways to it, by one walk of the heap; None for an object to which
     nothing leads that the collector tracks.
-
-    Raises:
-        UnavailableError: A memory layout is unknown.
     """
     if links is None:
         links = read_autograd()

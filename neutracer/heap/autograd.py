@@ -61,9 +61,6 @@ def read_autograd() -> AutogradLinks:
     It runs no code of the program, unpacks nothing, and allocates nothing on a device. Nodes
     and saved tensors without a Python object get one, of some 100 bytes, for as long as they
     live. It follows at most 20,000 nodes of a graph.
-
-    Raises:
-        UnavailableError: A memory layout is unknown.
     """
     torch = sys.modules.get("torch")
     tensor_base = getattr(getattr(torch, "_C", None), "TensorBase", None)

@@ -329,9 +329,6 @@ def device_filter(device: object) -> tuple[int, int]:
 
     Args:
         device: None for every accelerator; "all"; "cpu"; "cuda", "cuda:1"; a torch.device.
-
-    Raises:
-        ValueError: The device is none of these.
     """
     if device is None:
         return ACCELERATORS, -1
@@ -349,12 +346,7 @@ def device_filter(device: object) -> tuple[int, int]:
 
 
 def least_bytes(min_bytes: int) -> int:
-    """Validate `min_bytes` and clamp it to 64 bits.
-
-    Raises:
-        TypeError: `min_bytes` is not an integer.
-        ValueError: `min_bytes` is negative.
-    """
+    """Validate `min_bytes` and clamp it to 64 bits."""
     try:
         bound = operator.index(min_bytes)
     except TypeError:

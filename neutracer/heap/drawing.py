@@ -1430,11 +1430,7 @@ def svg(graph: GraphData, max_nodes: int = MOST_NODES) -> str:
 
 
 def png(graph: GraphData, max_nodes: int = MOST_NODES) -> bytes:
-    """The picture as PNG, with its title and notes; errors as `svg`.
-
-    Raises:
-        UnavailableError: Graphviz has no PNG renderer, and resvg or a font is missing.
-    """
+    """The picture as PNG, with its title and notes."""
     small = _folded(graph, max_nodes)
     try:
         return render(plan(scene(small)), "png")

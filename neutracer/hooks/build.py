@@ -122,9 +122,6 @@ def unsafe(path: Path) -> str:
 
     They can if they may write to it or to a folder above it; in a sticky folder like /tmp they
     can replace only their own files.
-
-    Raises:
-        OSError: It can't be inspected.
     """
     for level in (path, *path.parents):
         found = level.lstat()
@@ -215,9 +212,6 @@ def prepare(folder: Path | None, key: str) -> Place:
 
     Args:
         folder: The user's folder, None for the cache.
-
-    Raises:
-        UnavailableError: It can't be made, or is not safe.
     """
     problem = why_not(folder, key)
     if problem:
@@ -268,11 +262,7 @@ _LIMIT_S = 600
 
 @contextlib.contextmanager
 def alone(place: Path) -> Iterator[None]:
-    """Lock a build's folder, if the file system can, and remove leftovers of killed builds.
-
-    Raises:
-        OSError: The folder is not writable.
-    """
+    """Lock a build's folder, if the file system can, and remove leftovers of killed builds."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(place / "lock", flags, 0o600)
     try:
@@ -291,12 +281,7 @@ def _remove_leftovers(place: Path) -> None:
 
 
 def compile_into(path: Path, mode: int, command: Callable[[Path], list[str]]) -> None:
-    """Compile a module atomically into `path`.
-
-    Raises:
-        UnavailableError: The compiler failed; the reason ends with its message.
-        OSError: The file can't be written.
-    """
+    """Compile a module atomically into `path`."""
     scratch = path.parent / unfinished_name()
     scratch.mkdir(0o700)
     try:
@@ -387,11 +372,7 @@ class Target:
 
 
 def installed_torch() -> Torch:
-    """The torch that `import torch` would import, found without importing it.
-
-    Raises:
-        UnavailableError: There is none, or its version is unknown.
-    """
+    """The torch that `import torch` would import, found without importing it."""
     loaded = sys.modules.get("torch")
     spec = getattr(loaded, "__spec__", None)
     if loaded is None:
@@ -413,11 +394,7 @@ def installed_torch() -> Torch:
 
 
 def source_folder() -> Path:
-    """The folder `csrc` with the hooks' sources: in the package, or beside it in a checkout.
-
-    Raises:
-        UnavailableError: It is in neither place.
-    """
+    """The folder `csrc` with the hooks' sources: in the package, or beside it in a checkout."""
     package = Path(__file__).parents[1]
     for folder in (package / "csrc", package.parent / "csrc"):
         if (folder / "torch").is_dir():
@@ -426,11 +403,7 @@ def source_folder() -> Path:
 
 
 def target() -> Target:
-    """The target of the hooks here.
-
-    Raises:
-        UnavailableError: There is no torch, or not one that the hooks are known to fit.
-    """
+    """The target of the hooks here."""
     torch = installed_torch()
     refused = _refusal(torch)
     if refused:
@@ -512,11 +485,7 @@ def _cuda_includes(torch: Torch) -> list[str]:
 
 
 def compiler() -> str:
-    """The C++ compiler: CXX if it exists, else the first that is found.
-
-    Raises:
-        UnavailableError: There is none.
-    """
+    """The C++ compiler: CXX if it exists, else the first that is found."""
     for name in (os.environ.get("CXX", ""), "g++", "c++", "clang++"):
         found = shutil.which(name) if name else None
         if found:
@@ -527,11 +496,7 @@ def compiler() -> str:
 
 
 def command(goal: Target, output: Path) -> list[str]:
-    """The compiler's command line.
-
-    Raises:
-        UnavailableError: The compiler or headers are missing.
-    """
+    """The compiler's command line."""
     torch = goal.torch
     python = sysconfig.get_paths()["include"]
     if not Path(python, "Python.h").exists():
@@ -592,12 +557,7 @@ def obstacle(goal: Target) -> str:
 
 
 def build(goal: Target, folder: Path | None = None, *, again: bool = False) -> Path:
-    """Compile the hooks if needed; of concurrent processes one compiles, the others wait.
-
-    Raises:
-        UnavailableError: Compiler, headers or a safe folder are missing, or the
-            compiler failed; the reason ends with its message.
-    """
+    """Compile the hooks if needed; of concurrent processes one compiles, the others wait."""
     place = prepare(folder, goal.key)
     path = place.path / goal.file
     try:

@@ -30,12 +30,7 @@ Text = TypeVar("Text")
 
 
 def check_modules(torch: Any, model: object) -> None:
-    """Check `modules=` and this torch's support for it.
-
-    Raises:
-        UnavailableError: This torch keeps no texts per event.
-        TypeError: `model` is none of these.
-    """
+    """Check `modules=` and this torch's support for it."""
     check_model(model)
     if model is not None and not hasattr(torch._C, "_cuda_setMemoryMetadata"):
         raise UnavailableError(
@@ -205,12 +200,7 @@ class ModuleCalls:
         self._marking: Any = None
 
     def attach(self) -> None:
-        """Start marking.
-
-        Raises:
-            UnavailableError: This PyTorch calls modules in an unknown way, or its allocator
-                can't be followed.
-        """
+        """Start marking."""
         modules: Any = sys.modules["torch.nn.modules.module"]
         is_compiling = modules.torch.compiler.is_dynamo_compiling
         calls = self._hooks.ModuleCalls(*texts_of(self._model, self._hooks.module_text))
@@ -238,11 +228,7 @@ Marks = ModuleMarks | ModuleCalls
 
 
 def marks_by(hooks: Any, model: Any) -> Marks:
-    """Start marking a model's allocations for neutracer's compiled hooks.
-
-    Raises:
-        UnavailableError: This torch keeps no texts per event.
-    """
+    """Start marking a model's allocations for neutracer's compiled hooks."""
     torch: Any = sys.modules["torch"]
     if hooks.backend == "cuda":
         check_modules(torch, model)

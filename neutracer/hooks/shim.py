@@ -50,10 +50,6 @@ def load(*, compile: bool = True) -> Any:
 
     Args:
         compile: False uses only a compiled module.
-
-    Raises:
-        UnavailableError: torch is not imported or not supported by the hooks, or they can't be
-            compiled here; `.install` has the reason.
     """
     with _shim.lock:
         if _shim.module is not None:
@@ -141,11 +137,7 @@ def loaded_path() -> Path | None:
 
 
 def call(function: Callable[..., object], *arguments: object) -> None:
-    """Call a function of the shim.
-
-    Raises:
-        UnavailableError: PyTorch refused; `.install` has its reason.
-    """
+    """Call a function of the shim."""
     try:
         function(*arguments)
     except RuntimeError as error:
@@ -279,9 +271,6 @@ def on_oom(callback: Callable[[OomFact], object]) -> OomSubscription:
 
     It runs on the requesting thread, without the allocator's lock. Its exceptions don't reach
     the program; `oom_errors` has them.
-
-    Raises:
-        UnavailableError: There are no hooks, or CUDA is not initialised.
     """
     module = load()
     subscription = OomSubscription(callback)
@@ -376,12 +365,6 @@ def attach(events: int = 100_000, frames: int = 0) -> None:
     PyTorch can't detach the tracker: `silence` makes it almost idle. A running recording goes
     on; more events make new rings. On a torch for the CPU this watches the calling thread and
     PyTorch's work for it.
-
-    Raises:
-        UnavailableError: There are no hooks, or no device for a torch with CUDA; CUDA is not
-            initialised, PyTorch's own allocator is not in use, PyTorch's profiler is running
-            on this thread (CPU), or this interpreter's frames can't be read.
-        ValueError: `events` is below 1, or `frames` not 0 to 64.
     """
     events = min(whole_number("events", events), sys.maxsize)
     frames = whole_number("frames", frames)

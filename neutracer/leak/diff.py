@@ -233,11 +233,7 @@ class SavedReport:
     devices: Mapping[int, Mapping[str, Any]]  # The entry of each device, by number.
 
     def device(self, device: int | None) -> int:
-        """The device, or the only one.
-
-        Raises:
-            ValueError: There is no such device, or there are several and None was given.
-        """
+        """The device, or the only one."""
         known = tuple(self.devices)
         if device is None and len(known) == 1:
             return known[0]
@@ -291,11 +287,7 @@ def _typed(value: Any, kind: type[Any]) -> Any:
 
 
 def saved_report(source: object) -> SavedReport | None:
-    """The report at a path or from `to_dict()`; None for any other source.
-
-    Raises:
-        SnapshotError: It is JSON, but not a report on one snapshot.
-    """
+    """The report at a path or from `to_dict()`; None for any other source."""
     if isinstance(source, SavedReport):
         return source
     if isinstance(source, Mapping):

@@ -190,10 +190,6 @@ def numbers(values: object, what: str = "a series") -> array[int]:
 
     Args:
         values: A sequence of numbers, or a buffer of them.
-
-    Raises:
-        TypeError: A value is not a number.
-        ValueError: A value is negative, not finite, or above 2**63.
     """
     if isinstance(values, array) and values.typecode == "Q":
         return values
@@ -341,12 +337,7 @@ def observe(
     capacity: int | None,
     device: int | None,
 ) -> tuple[Observed, tuple[Snapshot, ...]]:
-    """A source as one value per step, and its snapshots.
-
-    Raises:
-        TypeError: It is not a source of `leak_trend`.
-        ValueError: It is empty, or steps and source don't fit.
-    """
+    """A source as one value per step, and its snapshots."""
     if isinstance(source, (str, bytes, bytearray, os.PathLike)) or hasattr(source, "read"):
         source = opened(cast(Any, source))
     if isinstance(source, Snapshot):

@@ -378,11 +378,7 @@ def explained(
     event: int | None = None,
     request: int | str | None = None,
 ) -> ExplainReport:
-    """`explain` of one device, without the findings on the file itself.
-
-    Raises:
-        ValueError: No request failed on it, or not at this event.
-    """
+    """`explain` of one device, without the findings on the file itself."""
     notes: list[str] = []
     timeline = snap.timeline(number) if snap.trace_length(number) else None
     ooms = _oom_events(timeline)

@@ -86,11 +86,6 @@ def picture_file(
     Args:
         output: Where to.
         sources: What is drawn, as for `check_output`.
-
-    Raises:
-        UnavailableError: matplotlib is not installed.
-        ValueError: The name ends in no format that matplotlib writes, or is a source's.
-        TypeError: It is neither a path nor a file.
     """
     require_matplotlib()
     if output is None:
@@ -135,9 +130,6 @@ def save_picture(
 
     Returns:
         The figure.
-
-    Raises:
-        OSError: It can't be written.
     """
     from neutracer.picture.figure import in_plain_text
 

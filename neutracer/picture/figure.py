@@ -131,12 +131,7 @@ class Picture(Figure):  # type: ignore[misc]
                 text.set_text(_drawable(words, text.get_fontproperties()))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the picture as a file, in the format that its name ends in, whole or not at all.
-
-        Raises:
-            ValueError: It ends in no format that there is.
-            OSError: The file can't be written.
-        """
+        """Write the picture as a file, in the format that its name ends in, whole or not at all."""
         name = path_name(path, "path")
         ending = os.path.splitext(name)[1].lower().removeprefix(".")
         known = {**self.canvas.get_supported_filetypes(), "html": ""}

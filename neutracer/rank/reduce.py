@@ -86,12 +86,7 @@ def _filesystem(path: str) -> tuple[Any, str]:
 
 
 def listed(sources: Iterable[str | os.PathLike[str]]) -> tuple[dict[str, bool], list[str]]:
-    """List the snapshots in files and folders, and the other files of these folders.
-
-    Raises:
-        UnavailableError: A URL needs a library that is not installed.
-        OSError: A source folder can't be read.
-    """
+    """List the snapshots in files and folders, and the other files of these folders."""
     found: dict[str, tuple[str, bool]] = {}
     others: list[str] = []
     for source in sources:

@@ -122,9 +122,6 @@ def listen(listener: Listener) -> Callable[[], None]:
 
     The device's lock is not held, and the exception does not exist yet. Errors that a listener
     causes itself are ignored.
-
-    Raises:
-        UnavailableError: torch is not imported, or has no CUDA.
     """
     torch = torch_with_cuda()
     with _observer.lock:
@@ -265,9 +262,6 @@ def snapshot_now() -> Snapshot:
 
     The hooks' is taken without the GIL. It has no categories of live tensors: to find them is one
     call that keeps the GIL while it lists the heap.
-
-    Raises:
-        UnavailableError: CUDA is not in use in this process.
     """
     state = hooks.state()
     if state is not None and state.backend == "cuda" and state.active:
@@ -302,10 +296,6 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             recorder: One of `RECORDERS`.
             modules: As for `record`.
             pinned: As for `record`. Only PyTorch's recorder has that memory.
-
-        Raises:
-            UnavailableError: torch is not imported, or has no CUDA.
-            TypeError: `modules` is not a model.
         """
         check_model(modules)
         torch_with_cuda()
@@ -457,11 +447,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         return snap
 
     def now(self) -> tuple[Snapshot, dict[str, Any]]:
-        """The snapshot, as of the end where it has ended, and the content of its sidecar.
-
-        Raises:
-            UnavailableError: Nothing was recorded.
-        """
+        """The snapshot, as of the end where it has ended, and the content of its sidecar."""
         if self._taken is not None:
             return self._taken
         if not self._mine() or self.waiting or self.why:

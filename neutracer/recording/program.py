@@ -61,10 +61,6 @@ def run_program(
 
     Replaced standard streams are flushed and restored afterwards, unless the program took over
     their buffers. A forked child that reaches the program's end exits there.
-
-    Raises:
-        NeutracerError: The script or module does not exist.
-        SystemExit: This is a forked child.
     """
     process = os.getpid()
     code = _ended(arguments, module, [] if keep is None else keep, [] if exits is None else exits)
@@ -88,11 +84,7 @@ class UnreportedError(NeutracerError):
 
 @contextmanager
 def after_program(code: int) -> Iterator[None]:
-    """Work after a program's end: whatever it took away, its exit code is not lost.
-
-    Raises:
-        UnreportedError: The work failed.
-    """
+    """Work after a program's end: whatever it took away, its exit code is not lost."""
     try:
         yield
     except Exception as error:

@@ -112,9 +112,6 @@ def living_tensors(device_type: str) -> TensorBlocks:
 
     Args:
         device_type: "cuda" or "cpu", whose device is 0.
-
-    Raises:
-        UnavailableError: This interpreter's tensors can't be read.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(getattr(torch, "optim", None), "Optimizer"):
@@ -232,11 +229,7 @@ def dumped(cuda: Any, *, traces: bool = True) -> bytes:
 
 
 def torch_with_cuda() -> Any:
-    """The imported torch.
-
-    Raises:
-        UnavailableError: It is not imported, or has no CUDA.
-    """
+    """The imported torch."""
     torch = sys.modules.get("torch")
     if torch is None and importlib.util.find_spec("torch") is None:
         raise missing("torch")
@@ -331,11 +324,7 @@ class History:
         self._foreign = False
 
     def begin(self, torch: Any, wish: Wish) -> None:
-        """Add a wish; CUDA is initialised or just being so.
-
-        Raises:
-            UnavailableError: This torch lacks an option.
-        """
+        """Add a wish; CUDA is initialised or just being so."""
         self.check(torch, wish)
         with self._lock:
             if not self._wishes:
@@ -382,11 +371,7 @@ class History:
         return {"joined": self.is_foreign(), **(vars(in_force) if in_force else {})}
 
     def check(self, torch: Any, wish: Wish) -> None:
-        """Check that this torch has the options; CUDA is not touched.
-
-        Raises:
-            UnavailableError: It lacks one.
-        """
+        """Check that this torch has the options; CUDA is not touched."""
         record = getattr(torch.cuda.memory, "_record_memory_history", None)
         known = set() if record is None else set(inspect.signature(record).parameters)
         missing = sorted(({"stacks"} | _options(wish).keys()) - known)

@@ -97,9 +97,6 @@ def find_card(name: str) -> Card:
     """The card of a name, of which a part is enough: "A100", "RTX 4090", "a100 40gb".
 
     Of several the one with the most memory.
-
-    Raises:
-        ValueError: There is none in the table.
     """
     words = [word for word in map(_short, re.split(r"[\s_-]+", name)) if word]
     wanted = "".join(words)

@@ -387,9 +387,6 @@ def rehearse_script(run: Run, arguments: Sequence[str], *, module: bool = False)
         run: Gets what it asks for, and why it did not make all steps.
         arguments: The script, or the module's name, and what follows it.
         module: Whether the first is a module's name.
-
-    Raises:
-        NeutracerError: There is no such script or module.
     """
     found: list[BaseException] = []
     exits: list[BaseException] = []

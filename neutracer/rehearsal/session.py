@@ -272,12 +272,7 @@ def _command(goal: hooks.Target, output: Path) -> list[str]:
 
 
 def load() -> Any:
-    """The library, compiled at the first use on this machine (some seconds).
-
-    Raises:
-        UnavailableError: This torch is not one that it is known to fit, or it can't be
-            compiled here; the reason says which.
-    """
+    """The library, compiled at the first use on this machine (some seconds)."""
     if _loaded:
         return _loaded[0]
     goal = _target()
@@ -611,9 +606,6 @@ def pretending(card: Card, requests: Requests, *, devices: int, capacity: int) -
     Args:
         requests: Gets what is asked of its allocator.
         capacity: The bytes that PyTorch can have of one.
-
-    Raises:
-        UnavailableError: This torch is not one that it is known to fit.
     """
     fake = _FakeMode(allow_non_fake_inputs=True)
     kernels = Kernels(card)

@@ -133,9 +133,6 @@ def page_shell(
         has_core: The program compiles the page's own WebAssembly, and starts workers that it
             makes itself.
         dark: Whether it is dark; None is as the browser, or the notebook around it, has it.
-
-    Raises:
-        ValueError: The style or the script would end its own element.
     """
     if "</" in style or "</" in script or "<!--" in script:
         raise ValueError("a style sheet or a script can't hold '</'")

@@ -43,10 +43,6 @@ def to_plain(value: object, where: str = "value") -> Any:
     Tuples become lists, enums their values, dataclasses dicts of their fields, columns
     (memoryviews of numbers) lists, and objects with `to_dict()` what that returns.
 
-    Raises:
-        TypeError: The value, or one inside it, is of another type, or a key is not a string.
-        ValueError: A number is not finite.
-
     Example:
         >>> to_plain({"range": (1, 2)})
         {'range': [1, 2]}

@@ -185,10 +185,6 @@ def ask(pid: int, request: Mapping[str, Any], *, wait_s: float, work_s: float) -
     Args:
         wait_s: Timeout for its main thread to reach a safe point, in seconds.
         work_s: Timeout for the work after that, in seconds.
-
-    Raises:
-        NeutracerError: The process can't be reached, does not answer, or failed.
-        UnavailableError: This Python lacks remote debugging.
     """
     check_reachable(pid)
     _check_version(pid)
@@ -416,12 +412,7 @@ def attach_and_report(
     stacks: str = "python",
     wait_s: float = DEFAULT_WAIT_S,
 ) -> AttachReport:
-    """Attach to another process of this user that runs torch on Python 3.14 or later.
-
-    Raises:
-        NeutracerError: Attaching or the request failed.
-        ValueError: An argument is out of range.
-    """
+    """Attach to another process of this user that runs torch on Python 3.14 or later."""
     if detach and (watch or record_s is not None or port is not None):
         raise ValueError("--detach can't be combined with --watch, --record or --metrics")
     for name, value in (("--record", record_s), ("--wait", wait_s), ("--max-entries", max_entries)):

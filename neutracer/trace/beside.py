@@ -93,9 +93,6 @@ def library_folders() -> tuple[str, ...]:
 def parse_json(text: str | bytes) -> Any:
     """JSON from outside, in which every number is finite and an integer fits in 64 bits.
 
-    Raises:
-        ValueError: It is not such JSON, or nested too deeply.
-
     Example:
         >>> parse_json('{"bytes": 1e999}')
         Traceback (most recent call last):

@@ -30,10 +30,6 @@ def chosen_device(devices: tuple[int, ...], traced: int, device: int | None) -> 
         devices: The devices with segments or events.
         traced: The number of traces, empty ones included.
         device: Its number; None is the only one.
-
-    Raises:
-        ValueError: There is no such device, or `device` is None and there are several.
-        TypeError: Not a number.
     """
     if device is None:
         if len(devices) > 1:
@@ -150,12 +146,7 @@ def trace_flag(settings: Mapping[str, Any], key: str, device: int) -> bool | Non
 
 
 def event_range(events: range | slice | tuple[int, int], count: int) -> tuple[int, int]:
-    """The first event of a range and the one after its last.
-
-    Raises:
-        ValueError: It has gaps, or goes beyond the `count` events.
-        TypeError: It is neither a range, a slice nor a pair of numbers.
-    """
+    """The first event of a range and the one after its last."""
     if isinstance(events, slice):
         events = range(*events.indices(count))
     if isinstance(events, range):

@@ -138,11 +138,7 @@ def nested_turns(turns: Iterable[Turn]) -> Iterator[tuple[Turn, int]]:
 
 
 def chosen_turns(turns: Iterable[Turn], wanted: str) -> tuple[Turn, ...]:
-    """The turns of a phase, "sleep", or one of them, "sleep[2]"; "sleep[-1]" is its last.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """The turns of a phase, "sleep", or one of them, "sleep[2]"; "sleep[-1]" is its last."""
     turns = tuple(turns)
     found = tuple(turn for turn in turns if turn.phase == wanted)
     one = re.fullmatch(r"(.+)\[(-?\d+)\]", wanted, re.DOTALL)

@@ -429,11 +429,7 @@ def packed_kind(head: bytes) -> str | None:
 
 
 def unpack(kind: str, stream: Reader) -> Unpacked:
-    """Decompress a whole stream of a kind that `packed_kind` names.
-
-    Raises:
-        UnavailableError: The compression needs a missing package.
-    """
+    """Decompress a whole stream of a kind that `packed_kind` names."""
     if kind == "gzip":
         return _Members(stream, kind, _GzipDecoder, (zlib.error,))
     if kind == "xz":
@@ -486,12 +482,7 @@ class Unpacked:
         return _MEMORY_FLOOR + _MOST_MEMORY_RATIO * self._taken
 
     def read(self, count: int, /) -> bytes:
-        """At most `count` bytes; none at the end, also of truncated data.
-
-        Raises:
-            SnapshotError: The compressed data is damaged.
-            LimitError: It is a decompression bomb.
-        """
+        """At most `count` bytes; none at the end, also of truncated data."""
         try:
             chunk = self._produce(count)
         except self._errors as error:
@@ -758,13 +749,6 @@ def open_source(source: SnapshotSource) -> Iterator[Any]:
     Args:
         source: A path, "-" for standard input, bytes, or a binary file, which is read from its
             current position.
-
-    Raises:
-        SnapshotError: It is a directory, empty, text, or a file of another kind.
-        UnavailableError: The compression needs a missing package.
-        OSError: It can't be opened.
-        ValueError: The path has a null character.
-        TypeError: It is none of these.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         # Writable buffers are copied: the core reads without the GIL.

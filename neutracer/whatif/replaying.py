@@ -80,13 +80,7 @@ def change_program(
     batch: float = 1.0,
     no_cycles: bool | Iterable[str] = False,
 ) -> Change | None:
-    """The changes that `what_if` takes; None if there are none.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: There is no such event, function or line, the batch is not above 0, or the
-            trace does not show which blocks collections freed.
-    """
+    """The changes that `what_if` takes; None if there are none."""
     calls = _events(empty_cache_after, len(timeline))
     notes, names, sizes = [], [], None
     ends = array("i", [_AS_RECORDED]) * len(timeline)

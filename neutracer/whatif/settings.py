@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 def canonical(settings: str) -> str:
     """The shortest text with the same meaning.
 
-    Raises:
-        SettingsError: PyTorch would not accept it, or it selects another allocator than the
-            native one; `.position` is where.
-
     Example:
         >>> canonical("expandable_segments : True, max_split_size_mb:512")
         'expandable_segments:True,max_split_size_mb:512'
@@ -70,12 +66,7 @@ def expandable_advice(recorded: str) -> str:
 
 
 def version_number(text: str | None) -> int:
-    """The core's number of a PyTorch version; 0 for None, the newest known.
-
-    Raises:
-        TypeError: Not a str.
-        ValueError: Not a version.
-    """
+    """The core's number of a PyTorch version; 0 for None, the newest known."""
     if text is None:
         return 0
     found = re.match(r"(\d{1,3})\.(\d{1,3})(\D|$)", checked_text("torch_version", text))
@@ -85,12 +76,7 @@ def version_number(text: str | None) -> int:
 
 
 def wanted_settings(settings: tuple[str, ...], is_size_given: bool) -> list[str]:
-    """The default and the given settings, each once, in the shortest spelling.
-
-    Raises:
-        SettingsError: PyTorch would not accept one.
-        ValueError: One asks for a share of a device of unknown size.
-    """
+    """The default and the given settings, each once, in the shortest spelling."""
     wanted = {text: canonical(text) for text in ("", *settings)}
     shares = [text for text in wanted if takes_share(text)]
     if shares and not is_size_given:
@@ -152,9 +138,6 @@ def asked_capacity(
         capacity: The limit in bytes, or with `fraction` the size of the device.
         fraction: The argument of `set_per_process_memory_fraction`.
         room: The recorded device, if known.
-
-    Raises:
-        ValueError: One is out of range, or the size of the device is unknown.
     """
     total = capacity_bytes(capacity)
     if fraction is None:

@@ -393,11 +393,7 @@ class Facts:
 
     @classmethod
     def read(cls, text: str) -> Facts:
-        """From a file's text.
-
-        Raises:
-            ValueError: The text is not a file of facts.
-        """
+        """From a file's text."""
         try:
             plain = json.loads(text)
             if plain["schema"] != SCHEMA:
