@@ -86,7 +86,7 @@ def _filesystem(path: str) -> tuple[Any, str]:
 
 
 def listed(sources: Iterable[str | os.PathLike[str]]) -> tuple[dict[str, bool], list[str]]:
-    """List the snapshots in files and folders, and the other files of these folders."""
+    """The snapshots in files and folders, mapped to whether they were named; and skipped files."""
     found: dict[str, tuple[str, bool]] = {}
     others: list[str] = []
     for source in sources:

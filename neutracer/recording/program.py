@@ -57,7 +57,8 @@ def run_program(
     keep: list[object] | None = None,
     exits: list[BaseException] | None = None,
 ) -> int:
-    """Run a script or a module as `__main__`, with its own arguments and search path.
+    """Run a script or a module as `__main__`, with its own arguments and search path; returns its
+    exit code, or -SIGINT after KeyboardInterrupt, for which Python ends by the signal (`end_by`).
 
     Replaced standard streams are flushed and restored afterwards, unless the program took over
     their buffers. A forked child that reaches the program's end exits there.

@@ -288,7 +288,8 @@ def smallest_capacity(
     known: Outcome | None = None,
     beaten_by: int | None = None,
 ) -> int | None:
-    """The least memory with which every request of the program succeeds."""
+    """The least memory with which every request of the program succeeds, a multiple of 2 MiB; None
+    if none was found up to `beaten_by`. `known`: their outcome by `replayer.quick`."""
     fits = _Fitting(replayer, settings, known)
     return _least(fits, least, max(least // 4, 1), beaten_by)
 
