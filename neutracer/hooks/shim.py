@@ -436,7 +436,7 @@ def follow(events: int, frames: int) -> Callable[[], None]:
 
 
 def silence() -> None:
-    """Record nothing until `resume` or `attach`; a no-op with a follower or nothing attached.
+    """Record nothing until `attach`; a no-op with a follower or nothing attached.
 
     On CUDA the recording so far is set apart at once, since the layout changes without it.
     """
@@ -449,23 +449,6 @@ def _stop() -> None:
     if not _wanted.followers and loaded() is not None and loaded().state()["active"]:
         call(loaded().stop)
         _note_no_calls(loaded())
-
-
-def resume(frames: int | None = None) -> None:
-    """Record again; the recording before `silence` is set apart.
-
-    Args:
-        frames: As for `attach`; None for none.
-    """
-    module = loaded()
-    if module is None or not module.state()["attached"]:
-        raise UnavailableError("an attached tracker", "call attach() first")
-    if not module.state()["active"]:
-        _note_calls(module)
-        try:
-            call(module.start, max(_wanted.frames(), frames or 0))
-        finally:
-            _note_no_calls(module)
 
 
 def state() -> HookState | None:
