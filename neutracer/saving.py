@@ -21,7 +21,6 @@ from neutracer.errors import UnavailableError, pip_install
 _UNFINISHED = re.compile(r"\.neutracer-([0-9a-f]{8})-([0-9a-f]{8})-[0-9a-f]{8}\.tmp")
 
 _MODE_BITS = 0o777
-_ACCESS_LIST = "system.posix_acl_access"
 
 
 def check_output(output: str | bytes | os.PathLike[Any] | None, *inputs: object) -> None:

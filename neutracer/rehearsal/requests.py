@@ -133,7 +133,6 @@ class Notes:
 
 # ---- Failures ----------------------------------------------------------------------------
 
-_FAKE = "torch._subclasses.fake_tensor"
 _MOST = 300
 
 
