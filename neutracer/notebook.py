@@ -410,7 +410,7 @@ def _places(title: str, places: Sequence[CellPlace]) -> tuple[Table, ...]:
     return (Table(title, rows, notes=notes),)
 
 
-__all__ = ["Magics", "load_ipython_extension", "unload_ipython_extension"]
+# ---- Magics ------------------------------------------------------------------------------
 
 _CELL = "neutracer"
 _LINES = ("neutracer_report", "neutracer_holders")
