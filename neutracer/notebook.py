@@ -349,16 +349,7 @@ def _grouped(timeline: Timeline, chosen: Iterable[int]) -> tuple[CellPlace, ...]
         held[0] += row.size
         held[1] += 1
     return tuple(
-        CellPlace(
-            place.function,
-            place.filename,
-            place.line,
-            nbytes,
-            count,
-            category,
-            place.package,
-            place.caller,
-        )
+        CellPlace(**vars(place), bytes=nbytes, count=count, category=category)
         for (place, category), (nbytes, count) in sorted(sums.items(), key=lambda item: -item[1][0])
     )
 

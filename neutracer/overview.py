@@ -178,14 +178,10 @@ def device_overview(
     held = sorted(held, key=lambda one: -one[2])
     holders = tuple(
         Holding(
-            place.function,
-            place.filename,
-            place.line,
-            requested,
-            count,
-            requested / total if total else 0.0,
-            place.package,
-            place.caller,
+            **vars(place),
+            requested_bytes=requested,
+            count=count,
+            share=requested / total if total else 0.0,
         )
         for place, _, requested, count in held[:_MOST_HOLDERS]
     )

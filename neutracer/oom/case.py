@@ -582,14 +582,10 @@ class Case:
         total = sum(nbytes for _, nbytes, _ in by_line)
         return tuple(
             Holding(
-                place.function,
-                place.filename,
-                place.line,
-                nbytes,
-                count,
-                nbytes / total if total else 0.0,
-                place.package,
-                place.caller,
+                **vars(place),
+                bytes=nbytes,
+                count=count,
+                share=nbytes / total if total else 0.0,
             )
             for place, nbytes, count in by_line
         )

@@ -601,11 +601,7 @@ def _drag_line(lives: _Lives, rows: list[int], states: dict[int, str], edit: _Ed
         categories[names[row]] += lives.sizes[row]
     place = lives.timeline.places[lives.timeline.allocations.codes("stack")[rows[0]]]
     return DragLine(
-        function=place.function,
-        filename=place.filename,
-        line=place.line,
-        package=place.package,
-        caller=place.caller,
+        **vars(place),
         category=categories.most_common(1)[0][0],
         drag_bytes=sums["drag"],
         lag_bytes=sums["lag"],
