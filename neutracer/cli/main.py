@@ -39,9 +39,7 @@ COMMANDS = {
     "what-if": _Command("ask", "what_if", "the best allocator settings, or the effect of yours"),
     "diff": _Command("ask", "leak", "compare the contents of two snapshots"),
     "ranks": _Command("ask", "ranks", "compare the ranks of a job: outliers, the first to fail"),
-    "cycles": _Command(
-        "ask", "cycles", "run a program and find reference cycles that keep tensors"
-    ),
+    "cycles": _Command("ask", "run", "run a program and find reference cycles that keep tensors"),
     "view": _Command("look", "view", "write a snapshot as one offline page"),
     "plot": _Command("look", "plot", "draw memory over time, fragmentation or ranks"),
     "export": _Command("look", "plot", "write tables, flame graphs or a Perfetto trace"),
