@@ -28,9 +28,6 @@ def load_hooks(path: Path) -> ModuleType:
 
     Args:
         path: The compiled module, built for the torch that is imported.
-
-    Raises:
-        ImportError: It does not fit this torch, this Python or this core.
     """
     name = "neutracer._torch"
     if name in sys.modules:

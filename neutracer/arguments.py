@@ -16,16 +16,7 @@ def _wrong_type(name: str, wanted: str, value: object) -> TypeError:
 
 
 def number(name: str, value: Any, wanted: str = "a number") -> Any:
-    """`value`, which must be an int, a float or a NumPy number.
-
-    Args:
-        name: The argument's name.
-        value: The argument.
-        wanted: The expected value, as a noun with its unit: "a number of seconds".
-
-    Raises:
-        TypeError: It is of another type, or a bool.
-    """
+    """`value`, which must be an int, a float or a NumPy number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _wrong_type(name, wanted, value)
     return value
@@ -34,11 +25,7 @@ def number(name: str, value: Any, wanted: str = "a number") -> Any:
 def whole_number(
     name: str, value: Any, wanted: str = "a whole number", least: int | None = None
 ) -> int:
-    """`value` as an int, also of a NumPy integer; arguments and errors as for `number`.
-
-    Raises:
-        ValueError: It is below `least`.
-    """
+    """`value` as an int, also of a NumPy integer; arguments as for `number`."""
     if isinstance(value, (bool, type)) or not hasattr(value, "__index__"):
         raise _wrong_type(name, wanted, value)
     try:
@@ -53,12 +40,7 @@ def whole_number(
 
 
 def number_pair(name: str, value: Any, *, whole: bool = False) -> tuple[Any, Any]:
-    """`value` as a tuple of two numbers.
-
-    Raises:
-        TypeError: It is not iterable, or not of numbers.
-        ValueError: It has another length, or one of the two is nan.
-    """
+    """`value` as a tuple of two numbers."""
     wanted = "two whole numbers" if whole else "two numbers"
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise _wrong_type(name, wanted, value)
@@ -89,23 +71,14 @@ def text(name: str, value: Any) -> str:
 
 
 def several(name: str, value: Any, wanted: str) -> list[Any]:
-    """`value`, an iterable of `wanted` (a plural noun), as a list.
-
-    Raises:
-        TypeError: It is not iterable, or is a str or bytes.
-    """
+    """`value`, an iterable of `wanted` (a plural noun), as a list."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise _wrong_type(name, f"a list of {wanted}", value)
     return list(value)
 
 
 def path_name(value: str | bytes | os.PathLike[Any], name: str = "path") -> str:
-    """A path as a str.
-
-    Raises:
-        TypeError: It is not a path.
-        ValueError: It has a null character.
-    """
+    """A path as a str."""
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise _wrong_type(name, "a path (a str or an os.PathLike)", value)
     text = os.fsdecode(value)
@@ -117,13 +90,17 @@ def path_name(value: str | bytes | os.PathLike[Any], name: str = "path") -> str:
 # ---- Cells -------------------------------------------------------------------------------
 
 
+def running_shell() -> Any:
+    """IPython's shell in this process, or None."""
+    module = sys.modules.get("IPython.core.interactiveshell")
+    return getattr(getattr(module, "InteractiveShell", None), "_instance", None)
+
+
 def reader_name(filename: str) -> str:
     """The display name of a code object's file: "In[3]" for a notebook's third cell.
 
     Without IPython in this process it is `filename`.
     """
-    module = sys.modules.get("IPython.core.interactiveshell")
-    shell: Any = getattr(getattr(module, "InteractiveShell", None), "_instance", None)
-    format_name = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    format_name = getattr(getattr(running_shell(), "compile", None), "format_code_name", None)
     label = None if format_name is None else format_name(filename)
     return filename if label is None else str(label[1])

@@ -94,17 +94,11 @@ class Budget(PlainRow):
 
 @dataclass(frozen=True)
 class Outside:
-    """What a device holds besides PyTorch's memory.
-
-    Attributes:
-        device_bytes: In use on it, by all processes.
-        libraries: Bytes of this process by library.
-        other_bytes: Bytes of other processes, or None.
-    """
+    """What a device holds besides PyTorch's memory."""
 
     device_bytes: int
-    libraries: Mapping[str, int]
-    other_bytes: int | None
+    libraries: Mapping[str, int]  # Bytes of this process by library.
+    other_bytes: int | None  # Bytes of other processes, or None.
 
 
 # ---- Budget ------------------------------------------------------------------------------
@@ -114,8 +108,6 @@ def budget_of(snap: Snapshot, device: int, outside: Outside | None = None) -> Bu
     """The budget of a device at the end of a snapshot.
 
     Args:
-        snap: The snapshot.
-        device: The device.
         outside: What is known of the rest; None is what the file says.
 
     Example:

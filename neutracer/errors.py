@@ -105,10 +105,6 @@ def pip_install(package: str) -> str:
 def missing(package: str, what: str = "") -> UnavailableError:
     """The error for an optional package that is not installed.
 
-    Args:
-        package: Its name, as in `pip_install`.
-        what: The missing dependency, if not the package itself.
-
     Example:
         >>> print(missing("torch"))
         torch is not available: install it with 'pip install torch'

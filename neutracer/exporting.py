@@ -350,14 +350,7 @@ def _event(time_ns: int, kind: int, track: int, *fields: tuple[int, int | str]) 
 
 
 def _packets(snap: Snapshot, device: int, root: int, base_ns: int) -> Iterator[bytes]:
-    """All packets of a device.
-
-    Args:
-        snap: The snapshot.
-        device: The device.
-        root: The id of its track; those below it have the following ones.
-        base_ns: Zero of the trace's clock, in nanoseconds since the epoch.
-    """
+    """All packets of a device."""
     timeline, tracks = snap.timeline(device), count(root + 1)
     yield _track((_UUID, root), (_TITLE, snap.device_name(device)))
     turns = ((str(turn), turn.begin_us, turn.end_us) for turn in turns_of(snap, device))
@@ -427,12 +420,7 @@ def _perfetto(
 
 
 def _kineto_base_ns(path: str | os.PathLike[str], begin_us: int, end_us: int) -> int:
-    """Zero of a Kineto trace's clock, in nanoseconds since the epoch.
-
-    Raises:
-        ValueError: It is no such trace, or of another time than from `begin_us` to `end_us`.
-        OSError: It can't be read.
-    """
+    """Zero of a Kineto trace's clock, in nanoseconds since the epoch."""
     name = os.path.basename(path_name(path, "kineto"))
     with open(path, "rb") as file:
         data = file.read()
@@ -463,11 +451,7 @@ def _require_trace(snap: Snapshot, devices: Iterable[int]) -> list[int]:
 
 
 def _checked(to: str, what: str | None, has_after: bool, has_kineto: bool) -> str:
-    """The contents to write; "" is everything.
-
-    Raises:
-        ValueError: There is no such format, or it has no such contents.
-    """
+    """The contents to write; "" is everything."""
     if to not in FORMATS:
         raise ValueError(f"unknown format {to!r}; there are {', '.join(FORMATS)}")
     known = CONTENTS.get(to, ())

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from neutracer.errors import NeutracerError
-from neutracer.fragmentation.findings import whole_call
-from neutracer.fragmentation.report import FragmentationReport, device_fragmentation
+from neutracer.fragmentation.report import FragmentationReport, device_fragmentation, whole_call
 from neutracer.leak.trend import trend_of_trace
 from neutracer.oom.bill import Bill, bill_at
 from neutracer.oom.facts import OomFacts, facts_at
@@ -179,14 +178,10 @@ def device_overview(
     held = sorted(held, key=lambda one: -one[2])
     holders = tuple(
         Holding(
-            place.function,
-            place.filename,
-            place.line,
-            requested,
-            count,
-            requested / total if total else 0.0,
-            place.package,
-            place.caller,
+            **vars(place),
+            requested_bytes=requested,
+            count=count,
+            share=requested / total if total else 0.0,
         )
         for place, _, requested, count in held[:_MOST_HOLDERS]
     )
@@ -387,13 +382,6 @@ def late_gradients(timeline: Timeline) -> LateGradients | None:
     A gradient counts if it was made in one backward pass, alive when the next forward pass
     first allocated, and freed before the backward pass after that. A later one is accumulated
     on purpose.
-
-    Example:
-        >>> import neutracer
-        >>> snap = neutracer.load("tests/data/train_resnet_late_zero_grad.pickle.xz")
-        >>> found = late_gradients(snap.timeline())
-        >>> found.count, found.passes
-        (161, 4)
     """
     passes = timeline.passes
     if not passes.backward or not passes.forward:
@@ -593,9 +581,6 @@ def failure_findings(
 ) -> tuple[tuple[Finding, ...], set[str], _Billed]:
     """A finding per place of failed requests, with the verdict on its largest request.
 
-    Args:
-        file: The snapshot's file in follow-up commands; "" is none.
-
     Returns:
         The findings, the kinds of the verdicts in them, and the bill of the last place with its
         event.
@@ -661,10 +646,6 @@ def trend_findings(
     snap: Snapshot, timeline: Timeline, file: str, known: set[str]
 ) -> tuple[tuple[Finding, ...], str]:
     """Findings on growth, unless it already explains a failure.
-
-    Args:
-        file: The snapshot's file in follow-up calls; "" is none.
-        known: The kinds of verdicts that explain the failures.
 
     Returns:
         The findings, and why the trace does not show whether memory grows; "" if it does.
@@ -815,11 +796,7 @@ def peak_tree(snap: Snapshot, device: int | None = None) -> PeakTreeReport:
     """The stacks of the blocks allocated at the peak, as a tree.
 
     Args:
-        snap: The snapshot.
         device: The device; None is the only one.
-
-    Raises:
-        ValueError: There is no such device.
 
     Example:
         >>> import neutracer
@@ -1091,16 +1068,8 @@ def overview(
     """Summarise a snapshot.
 
     Args:
-        snap: The snapshot.
         file: Its file, for the title and follow-up commands; "" is none.
-        title: The title without a file.
         device: Only this device; None is all devices in use.
-
-    Example:
-        >>> import neutracer
-        >>> from neutracer.overview import overview
-        >>> overview(neutracer.load("tests/data/frag_default.pickle")).worst
-        <Severity.SEVERE: 'severe'>
     """
     chosen = snap.devices if device is None else (snap.device(device),)
     entries = [_entry(snap, number) for number in chosen]

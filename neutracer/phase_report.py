@@ -437,11 +437,7 @@ class PhasesReport(Report):
         return self.findings[len(self.findings) - self._own :]
 
     def __getitem__(self, phase: str) -> PhaseRow:
-        """The row of a phase.
-
-        Raises:
-            KeyError: There is none of that name.
-        """
+        """The row of a phase."""
         for row in self.phases:
             if row.phase == phase:
                 return row

@@ -16,12 +16,7 @@ Answer = TypeVar("Answer", bound=Report)
 
 
 def opened(source: Snapshot | SnapshotSource | None) -> Snapshot:
-    """The snapshot of a source (a snapshot itself, or for `load`); None is this process, now.
-
-    Raises:
-        SnapshotError: The file can't be read.
-        UnavailableError: There is no source, and this process does not use CUDA.
-    """
+    """The snapshot of a source (a snapshot itself, or for `load`); None is this process, now."""
     if source is not None:
         return source if isinstance(source, Snapshot) else load(source)
     from neutracer.recording.recorder import snapshot

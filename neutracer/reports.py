@@ -18,95 +18,54 @@ import typing as _typing
 import neutracer as _neutracer
 
 if _typing.TYPE_CHECKING:
-    from neutracer.fragmentation.report import FragmentationReport
-    from neutracer.heap.alive import AliveReport
-    from neutracer.heap.autograd_cycles import AutogradCycle, AutogradCyclesReport
-    from neutracer.heap.holders import HoldersReport, NotebookHolder
-    from neutracer.heap.tensor_cycles import (
-        PressureCollection,
-        PressureCollector,
-        TensorCyclesReport,
-    )
-    from neutracer.heap.watch import CycleWatch
-    from neutracer.leak.diff import DiffReport
-    from neutracer.leak.trend import LeakTrendReport
-    from neutracer.monitor.device_report import DeviceAttribution, DeviceReport, LibraryUse
-    from neutracer.monitor.exporter import MetricsServer
-    from neutracer.monitor.memory_monitor import Alert
-    from neutracer.monitor.phases import Phase
-    from neutracer.oom.bill import Bill, BillTerm
-    from neutracer.oom.case import Verdict
-    from neutracer.oom.explain import ExplainReport
-    from neutracer.oom.page import OomReport
-    from neutracer.oom.watch import OomWatch
-    from neutracer.overview import OverviewReport
-    from neutracer.phase_report import PhasesReport
-    from neutracer.picture.view import PageView
-    from neutracer.rank.jobs import FirstOom, HeatMap, Odd, RankRow
-    from neutracer.rank.report import RanksReport
-    from neutracer.rank.watch import RanksWatch
-    from neutracer.recording.recorder import Recording
-    from neutracer.render.report import Finding, Report
-    from neutracer.run.cell import CellReport
-    from neutracer.run.training import Training
-    from neutracer.trace.flaws import Rehearsed
-    from neutracer.trace.timeline import Churn
-    from neutracer.whatif.drag import DragLine, DragMoment, DragReport
-    from neutracer.whatif.replaying import Outcome
-    from neutracer.whatif.savings import Saving, SavingsReport
-    from neutracer.whatif.search import RecommendReport
-    from neutracer.whatif.what_if import WhatIfReport
-
-__all__ = [
-    "Alert",
-    "AliveReport",
-    "AutogradCycle",
-    "AutogradCyclesReport",
-    "Bill",
-    "BillTerm",
-    "CellReport",
-    "Churn",
-    "CycleWatch",
-    "DeviceAttribution",
-    "DeviceReport",
-    "DiffReport",
-    "DragLine",
-    "DragMoment",
-    "DragReport",
-    "ExplainReport",
-    "Finding",
-    "FirstOom",
-    "FragmentationReport",
-    "HeatMap",
-    "HoldersReport",
-    "LeakTrendReport",
-    "LibraryUse",
-    "MetricsServer",
-    "NotebookHolder",
-    "Odd",
-    "OomReport",
-    "OomWatch",
-    "Outcome",
-    "OverviewReport",
-    "PageView",
-    "Phase",
-    "PhasesReport",
-    "PressureCollection",
-    "PressureCollector",
-    "RankRow",
-    "RanksReport",
-    "RanksWatch",
-    "RecommendReport",
-    "Recording",
-    "Rehearsed",
-    "Report",
-    "Saving",
-    "SavingsReport",
-    "TensorCyclesReport",
-    "Training",
-    "Verdict",
-    "WhatIfReport",
-]
+    from neutracer.fragmentation.report import FragmentationReport as FragmentationReport
+    from neutracer.heap.alive import AliveReport as AliveReport
+    from neutracer.heap.autograd_cycles import AutogradCycle as AutogradCycle
+    from neutracer.heap.autograd_cycles import AutogradCyclesReport as AutogradCyclesReport
+    from neutracer.heap.holders import HoldersReport as HoldersReport
+    from neutracer.heap.holders import NotebookHolder as NotebookHolder
+    from neutracer.heap.tensor_cycles import PressureCollection as PressureCollection
+    from neutracer.heap.tensor_cycles import PressureCollector as PressureCollector
+    from neutracer.heap.tensor_cycles import TensorCyclesReport as TensorCyclesReport
+    from neutracer.heap.watch import CycleWatch as CycleWatch
+    from neutracer.leak.diff import DiffReport as DiffReport
+    from neutracer.leak.trend import LeakTrendReport as LeakTrendReport
+    from neutracer.monitor.device_report import DeviceAttribution as DeviceAttribution
+    from neutracer.monitor.device_report import DeviceReport as DeviceReport
+    from neutracer.monitor.device_report import LibraryUse as LibraryUse
+    from neutracer.monitor.exporter import MetricsServer as MetricsServer
+    from neutracer.monitor.memory_monitor import Alert as Alert
+    from neutracer.monitor.phases import Phase as Phase
+    from neutracer.notebook import CellReport as CellReport
+    from neutracer.oom.bill import Bill as Bill
+    from neutracer.oom.bill import BillTerm as BillTerm
+    from neutracer.oom.case import Verdict as Verdict
+    from neutracer.oom.explain import ExplainReport as ExplainReport
+    from neutracer.oom.page import OomReport as OomReport
+    from neutracer.oom.watch import OomWatch as OomWatch
+    from neutracer.overview import OverviewReport as OverviewReport
+    from neutracer.phase_report import PhasesReport as PhasesReport
+    from neutracer.picture.view import PageView as PageView
+    from neutracer.rank.jobs import FirstOom as FirstOom
+    from neutracer.rank.jobs import HeatMap as HeatMap
+    from neutracer.rank.jobs import Odd as Odd
+    from neutracer.rank.jobs import RankRow as RankRow
+    from neutracer.rank.report import RanksReport as RanksReport
+    from neutracer.rank.watch import RanksWatch as RanksWatch
+    from neutracer.recording.recorder import Recording as Recording
+    from neutracer.render.report import Finding as Finding
+    from neutracer.render.report import Report as Report
+    from neutracer.run.training import Training as Training
+    from neutracer.trace.flaws import Rehearsed as Rehearsed
+    from neutracer.trace.timeline import Churn as Churn
+    from neutracer.whatif.drag import DragLine as DragLine
+    from neutracer.whatif.drag import DragMoment as DragMoment
+    from neutracer.whatif.drag import DragReport as DragReport
+    from neutracer.whatif.replaying import Outcome as Outcome
+    from neutracer.whatif.savings import Saving as Saving
+    from neutracer.whatif.savings import SavingsReport as SavingsReport
+    from neutracer.whatif.what_if import RecommendReport as RecommendReport
+    from neutracer.whatif.what_if import WhatIfReport as WhatIfReport
 
 # Each is imported when it is first used, as the names of `neutracer` are.
 _MODULES = {
@@ -127,7 +86,7 @@ _MODULES = {
     "neutracer.oom.case": ("Verdict",),
     "neutracer.oom.explain": ("ExplainReport",),
     "neutracer.oom.watch": ("OomWatch",),
-    "neutracer.run.cell": ("CellReport",),
+    "neutracer.notebook": ("CellReport",),
     "neutracer.overview": ("OverviewReport",),
     "neutracer.phase_report": ("PhasesReport",),
     "neutracer.rank.jobs": ("FirstOom", "HeatMap", "Odd", "RankRow"),
@@ -135,8 +94,7 @@ _MODULES = {
     "neutracer.rank.watch": ("RanksWatch",),
     "neutracer.whatif.drag": ("DragLine", "DragMoment", "DragReport"),
     "neutracer.whatif.savings": ("Saving", "SavingsReport"),
-    "neutracer.whatif.search": ("RecommendReport",),
-    "neutracer.whatif.what_if": ("WhatIfReport",),
+    "neutracer.whatif.what_if": ("RecommendReport", "WhatIfReport"),
     "neutracer.whatif.replaying": ("Outcome",),
     "neutracer.run.training": ("Training",),
     "neutracer.picture.view": ("PageView",),
@@ -153,8 +111,8 @@ _MODULES = {
 
 if not _typing.TYPE_CHECKING:
     # Checkers see the imports above, and that nothing else is there.
+    __all__ = sorted(name for names in _MODULES.values() for name in names)
     __getattr__ = _neutracer._importer(globals(), _MODULES)
 
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    def __dir__() -> list[str]:
+        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

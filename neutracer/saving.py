@@ -21,20 +21,10 @@ from neutracer.errors import UnavailableError, pip_install
 _UNFINISHED = re.compile(r"\.neutracer-([0-9a-f]{8})-([0-9a-f]{8})-[0-9a-f]{8}\.tmp")
 
 _MODE_BITS = 0o777
-_ACCESS_LIST = "system.posix_acl_access"
 
 
 def check_output(output: str | bytes | os.PathLike[Any] | None, *inputs: object) -> None:
-    """Check that an output file is not one of the inputs, by any name or link.
-
-    Args:
-        output: The path to write to, or None.
-        inputs: Paths, "-" for standard input, open files, and objects whose `origin` is the path
-            that they were read from. Others are ignored.
-
-    Raises:
-        ValueError: It is one of them.
-    """
+    """Check that an output file is not one of the inputs, by any name or link."""
     if output is None:
         return
     name = os.fsdecode(output)
@@ -73,16 +63,6 @@ def atomic_file(path: str | os.PathLike[str], *inputs: object) -> Iterator[Binar
     The new file inherits mode, owner and extended attributes of the one it replaces, as far as
     this user may set them. Symbolic links are followed. Anything but a regular file (a pipe,
     /dev/stdout, /dev/null) is written to directly.
-
-    Args:
-        path: The file; compressed if it ends in .gz, .xz or .zst.
-        inputs: As for `check_output`.
-
-    Raises:
-        UnavailableError: The compression needs a missing package.
-        OSError: It can't be written; `filename` is `path`.
-        TypeError: It is not a path.
-        ValueError: It has a null character, or is one of `inputs`.
     """
     given = path_name(path)
     check_output(given, *inputs)
@@ -234,8 +214,6 @@ def _inherit(handle: int, name: str, old: os.stat_result) -> None:
         mode &= 0o707 | (mode & 0o007) << 3
     with contextlib.suppress(OSError):
         os.fchmod(handle, mode)
-    if not hasattr(os, "listxattr"):
-        return
     with contextlib.suppress(OSError):
         there = os.listxattr(name)
         for attribute in set(os.listxattr(handle)) - set(there):

@@ -37,12 +37,9 @@ _PARSED_UNITS: dict[str, int] = {
 # A number with or without thousands separators, of bounded length.
 _NUMBER = r"((?:[0-9]{1,3}(?:,[0-9]{3}){1,8}|[0-9]{1,31})(?:\.[0-9]{0,20})?)"
 _SIZE = re.compile(rf"\s*{_NUMBER}\s*([A-Za-z]{{0,3}})\s*", re.ASCII)
-_DURATION_PART = re.compile(rf"\s*{_NUMBER}\s*([A-Za-zµμ]+)\s*", re.ASCII)
 
 _DURATION_UNITS = {
     "us": 1,
-    "µs": 1,
-    "μs": 1,
     "ms": 1_000,
     "s": 1_000_000,
     "min": 60_000_000,
@@ -67,37 +64,19 @@ def split_bytes(
 
 
 def format_bytes(nbytes: int, unit: str | None = None, *, decimals: int | None = None) -> str:
-    """Write a size in binary units.
-
-    Args:
-        nbytes: The size in bytes; a difference may be negative.
-        unit: "B", "KiB", "MiB", "GiB" or "TiB"; None takes the largest in which the number
-            is at least 1, with MiB kept up to 9,999 MiB. "MiB" turns into GiB from
-            10,000 MiB on, where its digits would no longer be read.
-        decimals: Digits after the point; None leaves three digits that matter, and none
-            after the point where the number is whole.
-
-    Raises:
-        ValueError: The unit is not one of these.
-
-    Example:
-        >>> format_bytes(2_126_512_128, "MiB", decimals=1), format_bytes(37_500_000)
-        ('2,028.0 MiB', '35.8 MiB')
-    """
+    """Write a size in binary units."""
     return " ".join(split_bytes(nbytes, unit, decimals=decimals))
 
 
-def format_span(
-    low: int, high: int, unit: str | None = None, *, decimals: int | None = None
-) -> str:
+def format_span(low: int, high: int, unit: str | None = None) -> str:
     """Write a range of sizes in bytes, with a shared unit once; arguments as for `format_bytes`.
 
     Example:
         >>> format_span(130 << 20, 762 << 20), format_span(9_900 << 20, 12 << 30)
         ('130 to 762 MiB', '9,900 MiB to 12 GiB')
     """
-    least, least_unit = split_bytes(low, unit, decimals=decimals)
-    most, most_unit = split_bytes(high, unit, decimals=decimals)
+    least, least_unit = split_bytes(low, unit)
+    most, most_unit = split_bytes(high, unit)
     return f"{least}{'' if least_unit == most_unit else ' ' + least_unit} to {most} {most_unit}"
 
 
@@ -136,20 +115,6 @@ def parse_bytes(text: str | int) -> int:
 
     KiB, MiB, GiB, TiB and the single letters are binary; kB, MB, GB, TB are decimal.
     Upper and lower case mean the same. A part of a byte is rounded to the nearest byte.
-
-    Args:
-        text: The size; a whole number (also one of NumPy's) is bytes.
-
-    Returns:
-        Bytes, not negative.
-
-    Raises:
-        ValueError: The text is not a size.
-        TypeError: It is neither an int nor a text.
-
-    Example:
-        >>> parse_bytes("1.5 KiB"), parse_bytes("1kB")
-        (1536, 1000)
     """
     nbytes = None if isinstance(text, (bool, type)) else _index(text)
     if nbytes is not None:
@@ -182,18 +147,7 @@ def _parsed_number(text: str) -> Fraction:
 
 
 def format_duration_us(duration_us: float) -> str:
-    """Write a duration with three digits that matter, or two units from a minute on.
-
-    Args:
-        duration_us: Microseconds, not negative.
-
-    Raises:
-        ValueError: The duration is negative or not finite.
-
-    Example:
-        >>> format_duration_us(70_000), format_duration_us(200_000_000)
-        ('70 ms', '3 min 20 s')
-    """
+    """Write a duration with three digits that matter, or two units from a minute on."""
     if not math.isfinite(duration_us) or duration_us < 0:
         raise ValueError(f"not a duration: {duration_us} us")
     exact = Fraction(duration_us)
@@ -213,45 +167,8 @@ def _long_duration(duration_us: Fraction) -> str:
     return f"{whole:,} {large} {rest} {small}" if rest else f"{whole:,} {large}"
 
 
-def parse_duration(text: str) -> int:
-    """Read a duration: "70 ms", "1.5s", "3 min 20 s".
-
-    Args:
-        text: Numbers, each with one of us, ms, s, min, h, d; they are added up.
-
-    Returns:
-        Microseconds, rounded to the nearest.
-
-    Raises:
-        ValueError: The text is not a duration.
-
-    Example:
-        >>> parse_duration("3 min 20 s")
-        200000000
-    """
-    total, position = Fraction(0), 0
-    while position < len(text) or position == 0:
-        match = _DURATION_PART.match(text, position)
-        factor = _DURATION_UNITS.get(match[2].lower()) if match else None
-        if match is None or factor is None:
-            raise ValueError(f"not a duration: {text[:40]!r}; write it like '70 ms' or '5 min'")
-        total += _parsed_number(match[1]) * factor
-        position = match.end()
-    return round(total)
-
-
 def format_count(count: int, noun: str = "", plural: str = "") -> str:
-    """Write a count with commas between thousands, and what is counted.
-
-    Args:
-        count: How many.
-        noun: What one of them is called; empty for the bare number.
-        plural: What several are called; the noun with an s where it is empty.
-
-    Example:
-        >>> format_count(2375, "event"), format_count(1, "retry", "retries")
-        ('2,375 events', '1 retry')
-    """
+    """Write a count with commas between thousands, and what is counted."""
     if not noun:
         return f"{count:,}"
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
@@ -282,17 +199,5 @@ def split_share(share: float, *, decimals: int = 1) -> tuple[str, str]:
 
 
 def format_share(share: float, *, decimals: int = 1) -> str:
-    """Write a share as a percentage that is 0 or 100 only when the share is 0 or 1.
-
-    Args:
-        share: The share; 1.0 is all of it.
-        decimals: Digits after the point.
-
-    Raises:
-        ValueError: The share is not finite.
-
-    Example:
-        >>> format_share(0.248), format_share(0.99999)
-        ('24.8 %', '>99.9 %')
-    """
+    """Write a share as a percentage that is 0 or 100 only when the share is 0 or 1."""
     return " ".join(split_share(share, decimals=decimals))

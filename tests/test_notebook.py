@@ -15,7 +15,7 @@ from ipython_cells import outputs_of
 
 import neutracer
 from neutracer.arguments import reader_name
-from neutracer.run.cell import CellRecording, cell_report
+from neutracer.notebook import CellRecording, cell_report
 
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20

@@ -22,13 +22,13 @@ from neutracer._native import core
 from neutracer.cli.agents import capabilities
 from neutracer.cli.setup import environment
 from neutracer.heap.tensor_cycles import CycleRunReport
+from neutracer.notebook import CellRecording, CellReport
 from neutracer.oom.messages import messages_report
 from neutracer.oom.page import OomReport
 from neutracer.overview import overview
 from neutracer.pickling import StaysHere
 from neutracer.render.report import Report
 from neutracer.run.attach import AttachReport
-from neutracer.run.cell import CellRecording, CellReport
 from neutracer.run.report import RunReport
 from neutracer.trace.uses import Uses
 from neutracer.whatif.what_if import check_replay

@@ -23,8 +23,7 @@ from neutracer.cli.parts import (
 )
 from neutracer.errors import NeutracerError
 from neutracer.leak.diff import diff, saved_report
-from neutracer.leak.growth import VERDICTS
-from neutracer.leak.trend import leak_trend
+from neutracer.leak.trend import VERDICTS, leak_trend
 from neutracer.trace.snapshot import Snapshot, load
 
 _LEAK_EXAMPLE = """example:

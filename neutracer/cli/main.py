@@ -32,19 +32,17 @@ COMMANDS = {
     "demo": _Command("record", "view", "report on a recording that ships with neutracer"),
     "rehearse": _Command("record", "rehearse", "predict a program's memory without a GPU"),
     "report": _Command("ask", "report", "summarise a snapshot on one page"),
-    "explain": _Command("ask", "explain", "why a program ran out of memory, and how to fix it"),
+    "explain": _Command("ask", "report", "why a program ran out of memory, and how to fix it"),
     "leak": _Command("ask", "leak", "find memory that grows step after step, and the line"),
     "drag": _Command("ask", "what_if", "find memory that is kept after its last use"),
     "phases": _Command("ask", "report", "what each phase of a cycle used, left and piled up"),
     "what-if": _Command("ask", "what_if", "the best allocator settings, or the effect of yours"),
     "diff": _Command("ask", "leak", "compare the contents of two snapshots"),
     "ranks": _Command("ask", "ranks", "compare the ranks of a job: outliers, the first to fail"),
-    "cycles": _Command(
-        "ask", "cycles", "run a program and find reference cycles that keep tensors"
-    ),
+    "cycles": _Command("ask", "run", "run a program and find reference cycles that keep tensors"),
     "view": _Command("look", "view", "write a snapshot as one offline page"),
     "plot": _Command("look", "plot", "draw memory over time, fragmentation or ranks"),
-    "export": _Command("look", "export", "write tables, flame graphs or a Perfetto trace"),
+    "export": _Command("look", "plot", "write tables, flame graphs or a Perfetto trace"),
     "top": _Command("look", "top", "follow the memory of a running job in the terminal"),
     "setup": _Command("set up", "setup", "show what is installed, compile hooks, measure kernels"),
     "capabilities": _Command("set up", "agents", "list commands, JSON schemas and what works here"),
@@ -143,12 +141,7 @@ def _no_command(word: str) -> str:
 
 @contextmanager
 def writable_streams() -> Iterator[None]:
-    """Make standard output and error writable; a closed stream discards its text.
-
-    Raises:
-        BrokenPipeError: The reader of standard output has closed the pipe.
-        OSError: Standard output can't be written.
-    """
+    """Make standard output and error writable; a closed stream discards its text."""
     was = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (stream or _Nowhere() for stream in was)
     try:

@@ -77,14 +77,7 @@ def complain_of(what: str, error: Exception) -> int:
 def add_command(
     commands: Any, name: str, summary: str, description: str, example: str, run: Callable[..., int]
 ) -> argparse.ArgumentParser:
-    """Add a command to the result of `add_subparsers`.
-
-    Args:
-        summary: Its line in the list of commands.
-        description: The start of its own help.
-        example: The end of its help: examples, files, exit codes.
-        run: Takes the options and returns the exit code.
-    """
+    """Add a command to the result of `add_subparsers`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=summary, description=description, epilog=example, formatter_class=HelpPage
     )
@@ -150,7 +143,6 @@ def add_fail_on(parser: argparse.ArgumentParser, text: str, verdicts: Sequence[s
     """Add `--fail-on`, which `fails` evaluates.
 
     Args:
-        text: The help.
         verdicts: Words allowed beside severities; a list is separated by commas.
     """
     from neutracer.render.document import Severity
@@ -201,8 +193,7 @@ def fails(
 
 def _annotate(report: Report, least: Severity, file: str, options: argparse.Namespace) -> None:
     """Write a report to the step's summary, and a workflow command for each finding."""
-    from neutracer.render.markdown import render_markdown
-    from neutracer.render.text import write
+    from neutracer.render.text import render_markdown, write
 
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
@@ -351,11 +342,7 @@ def add_output(parser: argparse.ArgumentParser, others: str = "") -> None:
 def answered(
     options: argparse.Namespace, ask: Callable[[argparse.Namespace], Answer]
 ) -> Answer | None:
-    """The report on the snapshot `options.file`; None after an error message.
-
-    Raises:
-        SettingsError: PyTorch would reject the settings.
-    """
+    """The report on the snapshot `options.file`; None after an error message."""
     try:
         check_written(options.output, options.file)
         with without_history_warning():
@@ -368,14 +355,7 @@ def answered(
 
 
 def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
-    """Print reports, or write them to the file of `--output`; several make one JSON object.
-
-    Returns:
-        0, or `FAILED` if the file can't be written.
-
-    Raises:
-        OSError: Standard output can't be written.
-    """
+    """Print reports, or write them to the file of `--output`; several make one JSON object."""
     from neutracer.trace.source import end_progress
 
     end_progress()
@@ -437,9 +417,8 @@ def say_written(path: str) -> None:
 
 def _put(reports: Sequence[Report], options: argparse.Namespace, out: TextIO) -> None:
     """Write reports to a stream as the options of `add_format` say."""
-    from neutracer.render.markdown import render_markdown
     from neutracer.render.report import dump
-    from neutracer.render.text import show_lines, terminal_width, text_lines, write
+    from neutracer.render.text import render_markdown, show_lines, terminal_width, text_lines, write
 
     if options.format == "json":
         several = {"schema": "neutracer.reports/1", "reports": tuple(reports)}
@@ -509,11 +488,7 @@ def program_of(options: argparse.Namespace) -> list[str]:
 
 
 def device_size(text: str | None) -> int | None:
-    """`--capacity` in bytes, None if absent.
-
-    Raises:
-        ValueError: Not a size, or too small for any device, like "24".
-    """
+    """`--capacity` in bytes, None if absent."""
     if text is None:
         return None
     from neutracer.units import parse_bytes
@@ -532,15 +507,7 @@ def refused(settings: str | list[str], error: SettingsError) -> str:
 
 
 def check_written(output: str | None, *files: str) -> None:
-    """Check that an output is not one of the snapshots to read, or a sidecar of theirs.
-
-    Args:
-        output: The path; None is standard output.
-        files: Paths of snapshots; "-" is standard input.
-
-    Raises:
-        ValueError: It is one of them, under any name or link.
-    """
+    """Check that an output is not one of the snapshots to read, or a sidecar of theirs."""
     if output is None or not os.path.exists(output):
         return
     from neutracer.saving import check_output

@@ -201,11 +201,7 @@ def _largest(options: argparse.Namespace, command: list[str]) -> tuple[int, Find
 
 
 def _needs(options: argparse.Namespace, command: list[str], batch: int, path: str) -> int:
-    """The most memory that a batch may need.
-
-    Raises:
-        NeutracerError: It can't be rehearsed.
-    """
+    """The most memory that a batch may need."""
     variables = dict(os.environ)
     words = [sys.executable, "-m", "neutracer", "rehearse", "-o", path, "--brief"]
     words += ["--device", options.device, "--capacity", str(ENDLESS), "--steps", str(options.steps)]

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `neutracer report`."""
+"""The commands `neutracer report`, `neutracer explain` and `neutracer phases`."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from typing import Any
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from neutracer.cli.parts import (
     FAILED,
@@ -20,8 +21,10 @@ from neutracer.cli.parts import (
     check_written,
     complain,
     complain_of,
+    device_size,
     fails,
     give,
+    log_text,
     window_of,
     without_history_warning,
 )
@@ -30,6 +33,9 @@ from neutracer.overview import OverviewReport, overview
 from neutracer.phase_report import phases, phases_of
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import Snapshot, load
+
+if TYPE_CHECKING:
+    from neutracer.oom.explain import ExplainReport
 
 _EXAMPLE = """example:
   neutracer report snapshot.pickle
@@ -136,3 +142,97 @@ def _ask_phases(options: argparse.Namespace) -> int:
 def _asked_phases(options: argparse.Namespace) -> Report:
     snap = load(options.file, max_memory=options.max_memory)
     return phases(snap, phase=options.phase, device=options.device)
+
+
+# ---- Explain ---------------------------------------------------------------------------
+
+
+_EXPLAIN_EXAMPLE = """example:
+  neutracer explain oom.pickle                        # why the last allocation failed
+  neutracer explain oom.pickle --capacity 24GiB       # on a device of this size
+  neutracer explain snapshot.pickle --request 2GiB    # would that fit?
+  neutracer explain slurm-4711.out                    # PyTorch's message in a log
+  neutracer explain --fail-on leak,cycle_garbage oom.pickle   # for CI
+
+The device, the limit and garbage come from oom.pickle.json or oom.json, which
+neutracer.watch_oom() writes beside the snapshot.
+
+exit codes: 0, 1 for a verdict or severity at --fail-on, 2 for a file that can't be read or
+without a failed allocation
+"""
+
+
+_NO_MESSAGE = "this is a text file without an out-of-memory message of PyTorch"
+
+
+def add_explain(commands: Any, summary: str) -> None:
+    from neutracer.oom.case import KINDS  # A report imports it where a file has a failure.
+
+    description = (
+        "Explains why an allocation failed: the first cause whose removal alone would "
+        "have let it succeed, the other obstacles, the holders of the memory, the remedies."
+    )
+    parser = add_command(commands, "explain", summary, description, _EXPLAIN_EXAMPLE, _explain)
+    add_file(parser)
+    parser.add_argument(
+        "--capacity",
+        metavar="SIZE",
+        help='the size of the device, like "24GiB", if the file does not record it',
+    )
+    add_device(parser)
+    parser.add_argument(
+        "--event",
+        type=int,
+        metavar="N",
+        help="the out-of-memory event (default: the last); with --request, any event",
+    )
+    parser.add_argument(
+        "--request",
+        metavar="SIZE",
+        help="ask if this much would fit at the end of the snapshot, or after --event",
+    )
+    add_output(parser)
+    add_fail_on(
+        parser,
+        "exit with 1 for one of these verdicts (leak, fragmentation, …), or a finding of at "
+        "least this severity",
+        KINDS,
+    )
+    add_max_memory(parser)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    with log_text(options.file) as lines:
+        if lines is not None:
+            return _explain_log(lines, options)
+    report = answered(options, _asked)
+    if report is None or give([report], options) == FAILED:
+        return FAILED
+    kinds = [verdict.kind for verdict in report.verdicts]
+    return int(fails(report, options, kinds, options.file))
+
+
+def _explain_log(lines: Iterable[str], options: argparse.Namespace) -> int:
+    """Explain the messages in a log."""
+    from neutracer.oom.messages import messages_report
+
+    name = "standard input" if options.file == "-" else os.path.basename(options.file)
+    report = messages_report(lines, name)
+    if report is None:
+        return complain(f"{options.file}: {_NO_MESSAGE}")
+    if give([report], options) == FAILED:
+        return FAILED
+    return int(fails(report, options, [one.kind for one in report.messages], options.file))
+
+
+def _asked(options: argparse.Namespace) -> ExplainReport:
+    from neutracer.oom.explain import explain
+
+    snap = load(options.file, max_memory=options.max_memory)
+    return explain(
+        snap,
+        device_size(options.capacity),
+        device=options.device,
+        event=options.event,
+        request=options.request,
+    )

@@ -106,15 +106,7 @@ class EnvironmentReport(Report):
 
 
 def environment(version: str) -> EnvironmentReport:
-    """Inspect the installation without importing packages or touching CUDA.
-
-    Args:
-        version: neutracer's version.
-
-    Example:
-        >>> environment("1.0.0").python.startswith(platform.python_implementation())
-        True
-    """
+    """Inspect the installation without importing packages or touching CUDA."""
     parts = [_torch(), _devices()]
     parts += [Part(name, _version(name), use, pip_install(name)) for name, use in _PACKAGES]
     parts += [_zstd(), _graphviz(), _heap(), *_hooks(), *_observer()]

@@ -48,13 +48,7 @@ _SHOWN_ALERTS = 5
 
 
 def top_lines(pages: Sequence[Mapping[str, Any]], width: int, *, plain: bool) -> list[Line]:
-    """The lines of the page; values that are missing or of a wrong type are left out.
-
-    Args:
-        pages: The exporters' answers, which are not trusted.
-        width: Columns.
-        plain: Only ASCII.
-    """
+    """The lines of the page; values that are missing or of a wrong type are left out."""
     lines: list[Line] = []
     for page in pages:
         if lines:

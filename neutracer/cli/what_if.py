@@ -25,8 +25,7 @@ from neutracer.errors import SettingsError
 from neutracer.render.report import Report
 from neutracer.trace.snapshot import load
 from neutracer.whatif.drag import drag
-from neutracer.whatif.search import OBJECTIVES
-from neutracer.whatif.what_if import check_replay, what_if
+from neutracer.whatif.what_if import OBJECTIVES, check_replay, what_if
 
 _EXAMPLE = """example:
   neutracer what-if snapshot.pickle                       # the best of a few dozen settings

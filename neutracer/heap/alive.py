@@ -72,29 +72,20 @@ class Way:
 
 @dataclass(frozen=True)
 class Found:
-    """The result of one search for an object's holders.
-
-    Attributes:
-        target: The object.
-        ways: The shortest ways to it, shortest first.
-        loose: True if no module, thread or frame leads to the object: the ways then begin at
-            objects with an unknown holder.
-        referrers: References found by the walk, including those from dead objects.
-        unexplained: References that neither Python nor autograd accounts for, less those that
-            may belong to the call itself.
-        native: Further references that C++ holds on a tensor.
-        objects: Objects inspected.
-        unfollowed: Nodes and tensors beyond the first 20,000 nodes of a graph.
-    """
+    """The result of one search for an object's holders."""
 
     target: Node
-    ways: tuple[Way, ...]
+    ways: tuple[Way, ...]  # The shortest ways to it, shortest first.
+    # True if no module, thread or frame leads to the object: the ways then begin at objects with an
+    # unknown holder.
     loose: bool
-    referrers: int
+    referrers: int  # References found by the walk, including those from dead objects.
+    # References that neither Python nor autograd accounts for, less those that may belong to the
+    # call itself.
     unexplained: int
-    native: int
+    native: int  # Further references that C++ holds on a tensor.
     objects: int
-    unfollowed: int
+    unfollowed: int  # Nodes and tensors beyond the first 20,000 nodes of a graph.
 
 
 def find_ways(
@@ -105,17 +96,6 @@ def find_ways(
 ) -> list[Found | None]:
     """For each object the shortest ways to it, by one walk of the heap; None for an object to which
     nothing leads that the collector tracks.
-
-    Args:
-        targets: The objects, with the caller's only references to them; the list does not count
-            as a way.
-        most: The most ways to each.
-        links: Autograd's references, where the caller has read them.
-        foreign: Parts of the names of files in whose running functions a way begins only where
-            none begins elsewhere.
-
-    Raises:
-        UnavailableError: A memory layout is unknown.
     """
     if links is None:
         links = read_autograd()

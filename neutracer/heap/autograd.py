@@ -43,24 +43,16 @@ _DICT = type.__dict__["__dict__"].__get__
 
 @dataclass(frozen=True)
 class AutogradLinks:
-    """Autograd's references, in the core's form. It keeps its objects alive: drop it soon.
-
-    Attributes:
-        objects: The objects, each once.
-        kinds: One byte per object: 1 for a node of PyTorch's graph, 2 for a tensor.
-        links: Three numbers per reference: positions of source and target in `objects`, and
-            of the name in `names`.
-        names: Names of references: ".grad_fn".
-        unread: Saved values that this torch can't show without running hooks.
-        unfollowed: Nodes and tensors that were not followed because the graph is too large.
-    """
+    """Autograd's references, in the core's form. It keeps its objects alive: drop it soon."""
 
     objects: list[Any]
-    kinds: bytes
+    kinds: bytes  # One byte per object: 1 for a node of PyTorch's graph, 2 for a tensor.
+    # Three numbers per reference: positions of source and target in `objects`, and of the name in
+    # `names`.
     links: array[int]
-    names: tuple[str, ...]
-    unread: int
-    unfollowed: int = 0
+    names: tuple[str, ...]  # Names of references: ".grad_fn".
+    unread: int  # Saved values that this torch can't show without running hooks.
+    unfollowed: int = 0  # Nodes and tensors that were not followed because the graph is too large.
 
 
 def read_autograd() -> AutogradLinks:
@@ -69,9 +61,6 @@ def read_autograd() -> AutogradLinks:
     It runs no code of the program, unpacks nothing, and allocates nothing on a device. Nodes
     and saved tensors without a Python object get one, of some 100 bytes, for as long as they
     live. It follows at most 20,000 nodes of a graph.
-
-    Raises:
-        UnavailableError: A memory layout is unknown.
     """
     torch = sys.modules.get("torch")
     tensor_base = getattr(getattr(torch, "_C", None), "TensorBase", None)

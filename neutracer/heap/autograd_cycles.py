@@ -29,19 +29,12 @@ _HOOKS = (
 
 @dataclass(frozen=True)
 class AutogradCut:
-    """The reference to break.
+    """The reference to break."""
 
-    Attributes:
-        edge: Its position among the edges of the way.
-        text: The reference in words: "Tensor.grad".
-        advice: What to do, as a clause that begins with a verb.
-        place: Where the code to change is defined; None if unknown.
-    """
-
-    edge: int
-    text: str
-    advice: str
-    place: Place | None = None
+    edge: int  # Its position among the edges of the way.
+    text: str  # The reference in words: "Tensor.grad".
+    advice: str  # What to do, as a clause that begins with a verb.
+    place: Place | None = None  # Where the code to change is defined; None if unknown.
 
 
 def begin_at(way: Way) -> Way:

@@ -52,12 +52,6 @@ def reference_text(nodes: Sequence[Node], edge: Edge) -> str:
 def cut_at(nodes: Sequence[Node], way: Sequence[Edge], at: int, references: int = 1) -> Cut:
     """A reference of a cycle as the one to break.
 
-    Args:
-        nodes: The nodes of the graph.
-        way: The edges of the cycle, in order; the last leads to the first's source.
-        at: The place of the reference in `way`.
-        references: How many references lead from its source to its target.
-
     Example:
         >>> nodes = (Node(0, "app.Callback", "Callback"), Node(1, "method", "m", kind="method"))
         >>> edges = (Edge(0, 1, "view", "attribute"), Edge(1, 0, "__self__", "self"))
@@ -335,9 +329,6 @@ def device_filter(device: object) -> tuple[int, int]:
 
     Args:
         device: None for every accelerator; "all"; "cpu"; "cuda", "cuda:1"; a torch.device.
-
-    Raises:
-        ValueError: The device is none of these.
     """
     if device is None:
         return ACCELERATORS, -1
@@ -355,12 +346,7 @@ def device_filter(device: object) -> tuple[int, int]:
 
 
 def least_bytes(min_bytes: int) -> int:
-    """Validate `min_bytes` and clamp it to 64 bits.
-
-    Raises:
-        TypeError: `min_bytes` is not an integer.
-        ValueError: `min_bytes` is negative.
-    """
+    """Validate `min_bytes` and clamp it to 64 bits."""
     try:
         bound = operator.index(min_bytes)
     except TypeError:
@@ -408,7 +394,6 @@ def cycle_from_core(
     Args:
         plain: One entry of the result of `core.find_cycles`.
         garbage: True if only the collector can free it.
-        allocations: Allocations by data pointer.
     """
     nodes = tuple(
         node_from_core(number, row, allocations or {}) for number, row in enumerate(plain["nodes"])
@@ -449,17 +434,16 @@ def _cut_from_core(plain: Sequence[Any]) -> Cut:
     return cut_at(nodes, way, at, references)
 
 
-def cycles_graph(cycles: Sequence[TensorCycle], most: int = 12) -> ObjectGraph:
-    """Several cycles side by side as one graph, with advice on each in the notes.
+# Cycles in one graph; its notes count the rest.
+_MOST_DRAWN = 12
 
-    Args:
-        cycles: The cycles, the most important first.
-        most: The most cycles to draw; the notes count the rest.
-    """
+
+def cycles_graph(cycles: Sequence[TensorCycle]) -> ObjectGraph:
+    """Several cycles, the most important first, as one graph with advice on each in its notes."""
     nodes: list[Node] = []
     edges: list[Edge] = []
     notes = []
-    for cycle in cycles[:most]:
+    for cycle in cycles[:_MOST_DRAWN]:
         base = len(nodes)
         nodes += [replace(node, id=base + node.id) for node in cycle.graph.nodes]
         edges += [
@@ -469,8 +453,8 @@ def cycles_graph(cycles: Sequence[TensorCycle], most: int = 12) -> ObjectGraph:
         notes.append(
             f"{cycle.size_text}, {cycle.count:,} x: {cycle.chain}. Break it: {cycle.advice}."
         )
-    if len(cycles) > most:
-        notes.append(f"{format_count(len(cycles) - most, 'more shape')} not drawn.")
+    if len(cycles) > _MOST_DRAWN:
+        notes.append(f"{format_count(len(cycles) - _MOST_DRAWN, 'more shape')} not drawn.")
     total = format_bytes(sum(cycle.bytes for cycle in cycles))
     title = f"{format_count(len(cycles), 'shape')} of reference cycles: {total} of tensors"
     return ObjectGraph(tuple(nodes), tuple(edges), title, tuple(notes))

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renders graphs as DOT, SVG, PNG, HTML and JSON; Graphviz runs in a child process."""
+"""Renders graphs as DOT, SVG, PNG, HTML and JSON; Graphviz runs in a child process.
+
+A graph becomes a scene first: repeats merged, chains folded, nodes placed. Positions and sizes are
+in points; the layout is Graphviz's where the extension is built, else ours.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import json
 import json as json_text
 import math
@@ -12,6 +17,10 @@ import re
 import signal
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -20,11 +29,1059 @@ import neutracer.heap.drawing_child as drawing_child
 from neutracer.arguments import whole_number
 from neutracer.errors import NeutracerError, UnavailableError, pip_install
 from neutracer.heap.objects import MOST_NODES, MOST_ON_PAGE, Edge, GraphData, Node, TensorFacts
-from neutracer.heap.scene import Plan, dot_text, fold, lay_out, node_words, parts_of, plan, scene
-from neutracer.render.document import DARK, LIGHT, Palette, Place, sentence
+from neutracer.render.document import (
+    DARK,
+    LIGHT,
+    Palette,
+    Place,
+    clean,
+    display_width,
+    sentence,
+    shorten_left,
+    shorten_right,
+    wrap,
+)
 from neutracer.render.html import MOST_INLINE, page_shell
 from neutracer.render.report import to_plain
 from neutracer.units import format_bytes, format_count
+
+# ---- Merge -------------------------------------------------------------------------------
+
+# Named types of a mixed run.
+_NAMED_TYPES = 3
+
+
+def merged_node(number: int, nodes: Sequence[Node]) -> Node:
+    """Merge nodes into one with their count and bytes, each storage once."""
+    first = nodes[0]
+    if len(nodes) == 1:
+        return replace(first, id=number)
+    types = Counter(node.type for node in nodes)
+    return Node(
+        id=number,
+        type=first.type if len(types) == 1 else "",
+        label=_label(nodes, types),
+        kind="folded",
+        place=first.place if all(node.place == first.place for node in nodes) else None,
+        bytes=_bytes(nodes),
+        count=sum(node.count for node in nodes),
+        tensor=_tensor([node.tensor for node in nodes]),
+    )
+
+
+def _label(nodes: Sequence[Node], types: Counter[str]) -> str:
+    if all(node.label == nodes[0].label for node in nodes):
+        return nodes[0].label
+    names = Counter[str]()
+    for name, count in types.items():
+        names[name.rpartition(".")[2]] += count
+    if len(names) == 1:
+        return next(iter(names))
+    named = [f"{count:,} {name}" for name, count in names.most_common(_NAMED_TYPES)]
+    rest = sum(names.values()) - sum(count for _, count in names.most_common(_NAMED_TYPES))
+    return ", ".join(named + [f"{rest:,} others"] * (rest > 0))
+
+
+def _bytes(nodes: Sequence[Node]) -> int:
+    storages: dict[object, int] = {}
+    for node in nodes:
+        storage = node.tensor.storage if node.tensor else 0
+        storages[storage or ("node", node.id)] = node.bytes
+    return sum(storages.values())
+
+
+def _tensor(tensors: Sequence[TensorFacts | None]) -> TensorFacts | None:
+    first = tensors[0]
+    if first is None:
+        return None
+    for other in tensors:
+        if other is None or (other.shape, other.dtype, other.device) != (
+            first.shape,
+            first.dtype,
+            first.device,
+        ):
+            return None
+    same = all(other is not None and other.frames == first.frames for other in tensors)
+    return replace(first, storage=0, data_ptr=0, frames=first.frames if same else ())
+
+
+def merged_edges(edges: Iterable[Edge]) -> tuple[Edge, ...]:
+    """Merge parallel edges of one kind into one, named "first … last"."""
+    found: dict[tuple[int, int, str, bool, bool], list[str]] = {}
+    for edge in edges:
+        key = (edge.source, edge.target, edge.kind, edge.in_cycle, edge.cut)
+        names = found.setdefault(key, [edge.name, edge.name])
+        names[1] = edge.name
+    return tuple(
+        Edge(source, target, first if first == last else f"{first} … {last}", kind, cycle, cut)
+        for (source, target, kind, cycle, cut), (first, last) in found.items()
+    )
+
+
+# ---- Fold --------------------------------------------------------------------------------
+
+# Three steps, each only if the last left too many nodes: fold the middle of a long cycle, fold
+# runs of alike objects (equal type, shape and neighbours), drop the nodes furthest from the cycle.
+
+# Graphs of at most this many nodes are not folded.
+_SMALL = 16
+
+# The fewest alike objects to fold.
+_SHORTEST_RUN = 6
+
+# The longest cycle drawn whole; of longer ones, the objects kept on each side of the cut, and the
+# most tensor holders kept in the middle.
+_LONGEST_CYCLE = 12
+_KEPT_ENDS = 3
+_KEPT_HOLDERS = 4
+
+# The distance to which neighbours of alike objects must match.
+_ROUNDS = 3
+
+# Tensors that are not folded by type.
+_KEPT_TENSORS = 8
+
+
+def fold(graph: GraphData, most_nodes: int = MOST_NODES) -> GraphData:
+    """Fold a graph to at most about `most_nodes` nodes; notes say what was folded."""
+    ring = cycle_order(graph)
+    if len(graph.nodes) <= _SMALL and len(graph.nodes) <= most_nodes:
+        return graph
+    fixed = _fixed_keys(graph, ring)
+    keys = _grouped(_colours(graph, fixed), fixed)
+    if len(set(keys)) > most_nodes:
+        kept = _fixed_near(graph, fixed, most_nodes)
+        keys = _grouped(_rough_colours(graph, fixed, kept), kept)
+    return _keyed(graph, ring, _cut_far(graph, keys, fixed, most_nodes))
+
+
+def cycle_order(graph: GraphData) -> list[int]:
+    """The nodes of the marked cycle in order, starting after the cut."""
+    marked = [edge for edge in graph.edges if edge.in_cycle]
+    after: dict[int, int] = {}
+    for edge in marked:
+        after.setdefault(edge.source, edge.target)
+    if not marked:
+        return []
+    at = next((edge.target for edge in marked if edge.cut), marked[0].source)
+    order: dict[int, None] = {}
+    while at in after and at not in order:
+        order[at] = None
+        at = after[at]
+    return list(order)
+
+
+def _fixed_keys(graph: GraphData, ring: Sequence[int]) -> dict[int, Hashable]:
+    """Group keys of the nodes drawn unchanged and of the middle of a long cycle."""
+    fixed: dict[int, Hashable] = {
+        node.id: ("node", node.id) for node in graph.nodes if node.kind == "root"
+    }
+    fixed.update((end, ("node", end)) for e in graph.edges if e.cut for end in (e.source, e.target))
+    kept = _kept_of_cycle(graph, ring)
+    run: list[int] = []
+    for position, node in enumerate(ring):
+        if position in kept:
+            fixed[node] = ("node", node)
+        else:
+            run.append(node)
+        if run and (position in kept or position == len(ring) - 1):
+            key = [("run", run[0]) if len(run) > 2 else ("node", member) for member in run]
+            fixed.update(zip(run, key, strict=True))
+            run = []
+    return fixed
+
+
+def _kept_of_cycle(graph: GraphData, ring: Sequence[int]) -> set[int]:
+    length = len(ring)
+    if length <= _LONGEST_CYCLE:
+        return set(range(length))
+    kept = {*range(_KEPT_ENDS), *range(length - _KEPT_ENDS, length)}
+    place = {node: position for position, node in enumerate(ring)}
+    holders = {
+        place[edge.source]
+        for edge in graph.edges
+        if edge.source in place and not edge.in_cycle and graph.nodes[edge.target].bytes
+    }
+    # If every object of the cycle holds a tensor, the middle ones add nothing.
+    return kept | holders if len(holders - kept) <= _KEPT_HOLDERS else kept
+
+
+def _fixed_near(
+    graph: GraphData, fixed: dict[int, Hashable], most_nodes: int
+) -> dict[int, Hashable]:
+    """`fixed` plus the largest tensors and, if they fit, the cycle's referents."""
+    by_bytes = sorted(graph.nodes, key=lambda node: -node.bytes)[:_KEPT_TENSORS]
+    near = {node.id for node in by_bytes if node.bytes}
+    whole = {node for node, key in fixed.items() if key == ("node", node)}
+    around = {edge.target for edge in graph.edges if edge.source in whole}
+    near |= around if len(around) <= most_nodes // 4 else set()
+    return {**{node: ("node", node) for node in near}, **fixed}
+
+
+def _grouped(colours: list[int], fixed: dict[int, Hashable]) -> list[Hashable]:
+    sizes = Counter(colours)
+    return [
+        fixed.get(i, ("alike", colour) if sizes[colour] >= _SHORTEST_RUN else ("node", i))
+        for i, colour in enumerate(colours)
+    ]
+
+
+def _colours(graph: GraphData, fixed: dict[int, Hashable]) -> list[int]:
+    """Equal numbers for nodes whose surroundings look alike, to a distance of `_ROUNDS`."""
+    colours = _numbered(fixed.get(node.id) or _looks(node) for node in graph.nodes)
+    for _ in range(_ROUNDS):
+        around: list[set[Hashable]] = [set() for _ in colours]
+        for edge in graph.edges:
+            around[edge.source].add((edge.kind, colours[edge.target]))
+            around[edge.target].add((colours[edge.source], edge.kind))
+        colours = _numbered(
+            fixed.get(i) or (colours[i], frozenset(near)) for i, near in enumerate(around)
+        )
+    return colours
+
+
+def _rough_colours(
+    graph: GraphData, fixed: dict[int, Hashable], kept: dict[int, Hashable]
+) -> list[int]:
+    """Equal numbers for nodes of one type at one distance from the cycle."""
+    near: dict[Hashable, list[Hashable]] = {node.id: [] for node in graph.nodes}
+    for edge in graph.edges:
+        near[edge.source].append(edge.target)
+        near[edge.target].append(edge.source)
+    distance: dict[Hashable, int] = {}
+    for key, other in _spread(near, sorted(fixed)).items():
+        distance[key] = 0 if key == other else distance[other] + 1
+    return _numbered(
+        kept.get(node.id) or (node.type, node.kind, distance.get(node.id)) for node in graph.nodes
+    )
+
+
+def _numbered(keys: Iterable[Hashable]) -> list[int]:
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def _looks(node: Node) -> Hashable:
+    tensor = node.tensor
+    facts = tensor and (tensor.shape, tensor.dtype, tensor.device)
+    return (node.type, node.label, node.kind, node.place, facts)
+
+
+def _cut_far(
+    graph: GraphData, keys: list[Hashable], fixed: dict[int, Hashable], most_nodes: int
+) -> list[Hashable | None]:
+    """The keys, with None for groups too far away to draw.
+
+    The largest tensors and the ways to them are always drawn, up to half of the picture.
+    """
+    if len(set(keys)) <= most_nodes:
+        return list(keys)
+    weight: Counter[Hashable] = Counter()
+    near: dict[Hashable, list[Hashable]] = {key: [] for key in keys}
+    for node in graph.nodes:
+        weight[keys[node.id]] += node.bytes
+    for edge in graph.edges:
+        near[keys[edge.source]].append(keys[edge.target])
+        near[keys[edge.target]].append(keys[edge.source])
+    before = _spread(near, [fixed[i] for i in sorted(fixed)])
+    ways: dict[Hashable, None] = {}
+    for key, held in weight.most_common(_KEPT_TENSORS):
+        way = _way_to(key, before) if held and key in before else []
+        if len(ways.keys() | way) <= most_nodes // 2:
+            ways.update(dict.fromkeys(way))
+    rest = [*before, *(key for key in near if key not in before)]
+    starts = [key for key, other in before.items() if key == other]
+    drawn = set(list(dict.fromkeys([*starts, *ways, *rest]))[:most_nodes])
+    return [key if key in drawn else None for key in keys]
+
+
+def _way_to(key: Hashable, before: dict[Hashable, Hashable]) -> list[Hashable]:
+    way = [key]
+    while before[way[-1]] != way[-1]:
+        way.append(before[way[-1]])
+    return way
+
+
+def _spread(
+    near: dict[Hashable, list[Hashable]], start: Sequence[Hashable]
+) -> dict[Hashable, Hashable]:
+    """Breadth-first search: each reachable key with its predecessor; a start has itself."""
+    before: dict[Hashable, Hashable] = {key: key for key in start or [next(iter(near))]}
+    queue = deque(before)
+    while queue:
+        key = queue.popleft()
+        for other in near[key]:
+            if other not in before:
+                before[other] = key
+                queue.append(other)
+    return before
+
+
+def _keyed(graph: GraphData, ring: Sequence[int], keys: Sequence[Hashable | None]) -> GraphData:
+    members: dict[Hashable, list[Node]] = {}
+    for node, key in zip(graph.nodes, keys, strict=True):
+        if key is not None:
+            members.setdefault(key, []).append(node)
+    number = {key: place for place, key in enumerate(members)}
+    nodes = tuple(merged_node(number[key], nodes) for key, nodes in members.items())
+    ends = [None if key is None else number[key] for key in keys]
+    runs = {number[key] for key in number if isinstance(key, tuple) and key[0] == "run"}
+    edges = merged_edges(_moved(graph.edges, ends, runs))
+    notes = _notes(members, len(ring), sum(key is None for key in keys))
+    return replace(graph, nodes=nodes, edges=edges, notes=(*graph.notes, *notes))
+
+
+def _moved(edges: Iterable[Edge], ends: Sequence[int | None], runs: set[int]) -> Iterable[Edge]:
+    for edge in edges:
+        source, target = ends[edge.source], ends[edge.target]
+        if source is not None and target is not None and (source != target or source not in runs):
+            yield replace(edge, source=source, target=target)
+
+
+def _notes(members: dict[Hashable, list[Node]], length: int, left_out: int) -> list[str]:
+    notes = []
+    runs = [len(nodes) for key, nodes in members.items() if key[0] == "run"]  # type: ignore[index]
+    alike = [len(nodes) for nodes in members.values() if len(nodes) > 1]
+    if runs:
+        into = "one" if len(runs) == 1 else f"{len(runs)} runs"
+        notes.append(
+            f"The cycle has {format_count(length, 'object')}; {format_count(sum(runs))} of "
+            f"them, in its middle, are folded into {into}."
+        )
+    if len(alike) > len(runs):
+        folded = sum(alike) - sum(runs)
+        notes.append(
+            f"{format_count(folded, 'alike object')} are folded into "
+            f"{format_count(len(alike) - len(runs), 'box', 'boxes')}, with their counts."
+        )
+    if left_out:
+        are = "is" if left_out == 1 else "are"
+        notes.append(f"{format_count(left_out, 'object')} further away {are} left out.")
+    return notes
+
+
+# ---- Scene -------------------------------------------------------------------------------
+
+# Text of a scene is clean (`neutracer.render.document`), shortened and free of markup; each output
+# format escapes it.
+
+# Columns of text, so that a few boxes in a row fit a page.
+_TITLE_COLUMNS = 116
+_LABEL_COLUMNS = 34
+_PLACE_COLUMNS = 34
+_EDGE_COLUMNS = 26
+
+_MOST_TITLE_LINES = 6
+_MOST_NOTES = 6
+
+# Names shown on parallel edges.
+_MOST_NAMES = 3
+
+_TIMES = "\N{MULTIPLICATION SIGN}"
+
+# Files shown with their folder.
+_NAMELESS_FILES = ("__init__.py", "__main__.py")
+
+
+@dataclass(frozen=True)
+class Box:
+    """A node."""
+
+    lines: tuple[str, ...]  # Its text, one line or more.
+    role: str  # "tensor", "cycle" (a part of the marked cycle), "root" or "plain".
+    rounded: bool  # True for a Python object; C++ objects and roots have corners.
+    stacked: bool  # True if it represents several objects.
+    size: float  # Its bytes relative to the largest box, 0 to 1.
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """One or more references between two boxes."""
+
+    tail: int
+    head: int  # The position of the box referred to.
+    lines: tuple[str, ...]  # The text beside it; may be empty.
+    role: str  # "cut" (the one to break), "cycle" or "plain".
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A picture as plain data; a box's position is its node's id."""
+
+    title: tuple[str, ...]
+    notes: tuple[str, ...]
+    boxes: tuple[Box, ...]
+    arrows: tuple[Arrow, ...]
+
+
+def scene(graph: GraphData) -> Scene:
+    """The picture of a graph."""
+    in_cycle = {end for e in graph.edges if e.in_cycle for end in (e.source, e.target)}
+    largest = max((node.bytes for node in graph.nodes), default=0)
+    smallest = min((node.bytes for node in graph.nodes if node.bytes), default=0)
+    # If all boxes have one size, they stay as small as their text.
+    scale = largest if largest > smallest else 0
+    return Scene(
+        title=_title(graph.title),
+        notes=tuple(
+            line for note in graph.notes[:_MOST_NOTES] for line in wrap(sentence(note), 120)
+        ),
+        boxes=tuple(_box(node, node.id in in_cycle, scale) for node in graph.nodes),
+        arrows=_arrows(graph.edges),
+    )
+
+
+def _title(title: str) -> tuple[str, ...]:
+    parts = [part for part in title.split("\n") if part.strip()]
+    lines = [line for part in parts for line in _balanced(sentence(part))]
+    return tuple(lines[:_MOST_TITLE_LINES])
+
+
+def _balanced(text: str) -> list[str]:
+    """Wraps text into the fewest lines, of similar length."""
+    count = len(wrap(text, _TITLE_COLUMNS))
+    columns = display_width(text) // count
+    while count > 1 and columns < _TITLE_COLUMNS and len(wrap(text, columns)) > count:
+        columns += 1
+    return wrap(text, columns if count > 1 else _TITLE_COLUMNS)
+
+
+def _box(node: Node, in_cycle: bool, scale: int) -> Box:
+    role = "cycle" if in_cycle else "root" if node.kind == "root" else "plain"
+    if node.bytes or node.tensor or node.kind == "tensor":
+        role = "tensor"
+    return Box(
+        lines=tuple(_lines(node)),
+        role=role,
+        rounded=node.kind not in ("autograd", "root"),
+        stacked=node.count > 1,
+        size=math.sqrt(node.bytes / scale) if scale else 0.0,
+    )
+
+
+def _lines(node: Node) -> list[str]:
+    several = f"{format_count(node.count)} {_TIMES} " if node.count > 1 else ""
+    label = several + (clean(node.label).strip() or "object")
+    lines = _tensor_lines(label, node, node.tensor) if node.tensor else _node_label(label)
+    if node.tensor is None and node.bytes:
+        lines.append(_node_bytes(node))
+    elif node.tensor is None and node.place is not None:
+        lines.append(_where(node.place))
+    return lines
+
+
+def _node_label(label: str) -> list[str]:
+    """A label in at most two lines."""
+    first, *rest = wrap(label, _LABEL_COLUMNS)
+    return [first, *[shorten_right(" ".join(rest), _LABEL_COLUMNS)] * bool(rest)]
+
+
+def _tensor_lines(label: str, node: Node, tensor: TensorFacts) -> list[str]:
+    shape = f"[{', '.join(map(str, tensor.shape))}] {clean(tensor.dtype)}"
+    shape = shorten_right(shape, _LABEL_COLUMNS)
+    # The label may have the shape already.
+    whole = label if "[" in label else f"{label}  {shape}"
+    lines = [whole] if display_width(whole) <= _LABEL_COLUMNS + 6 else [*_node_label(label), shape]
+    device = shorten_right(clean(tensor.device), 16)
+    lines.append(f"{device}  {_node_bytes(node)}")
+    if tensor.frames:
+        lines.append(f"allocated at {_where(tensor.frames[0], with_function=True)}")
+    return lines
+
+
+def _node_bytes(node: Node) -> str:
+    return format_bytes(node.bytes) + (" in all" if node.count > 1 else "")
+
+
+def _where(place: Place, *, with_function: bool = False) -> str:
+    parts = clean(place.location).replace("\\", "/").split("/")
+    kept = 2 if parts[-1].startswith(_NAMELESS_FILES) else 1
+    where = shorten_left("/".join(parts[-kept:]), _PLACE_COLUMNS)
+    function = shorten_right(clean(place.function), 20) if with_function else ""
+    return f"{where} {function}".rstrip()
+
+
+def _arrows(edges: tuple[Edge, ...]) -> tuple[Arrow, ...]:
+    """One arrow for all edges of one role between two boxes."""
+    found: dict[tuple[int, int, str], list[str]] = {}
+    for edge in edges:
+        role = "cut" if edge.cut else "cycle" if edge.in_cycle else "plain"
+        names = found.setdefault((edge.source, edge.target, role), [])
+        text = shorten_right(clean(edge.text), _EDGE_COLUMNS)
+        if text and text not in names:
+            names.append(text)
+    return tuple(
+        Arrow(tail, head, _arrow_lines(names, role), role)
+        for (tail, head, role), names in found.items()
+    )
+
+
+def _arrow_lines(names: list[str], role: str) -> tuple[str, ...]:
+    rest = len(names) - _MOST_NAMES
+    lines = names[:_MOST_NAMES] + [f"and {rest} more"] * (rest > 0)
+    if role == "cut":
+        lines[-1:] = [f"{lines[-1]} · break here"] if lines else ["break here"]
+    return tuple(lines)
+
+
+def node_words(node: Node) -> str:
+    """A node in one line, for screen readers and tooltips."""
+    return " · ".join(_lines(node))
+
+
+# ---- Plan --------------------------------------------------------------------------------
+
+# The drawing process and the DOT text share one plan, so `dot` draws the text as `to_svg()` draws
+# the graph. Labels escape Graphviz's backslash escapes and HTML entities. Nodes are n0, n1, ….
+
+# Graphviz measures with the first; browsers have one of the others, none of which is wider.
+FONTS = "DejaVu Sans,Verdana,Helvetica,Arial,sans-serif"
+
+# Boxes up to which layers are legible and `dot` is quick.
+_MOST_LAYERED = 300
+
+# Arrows up to which names outside the cycle are legible.
+_MOST_NAMED = 120
+
+# Points.
+_TITLE_SIZE = "12"
+_TEXT_SIZE = "11"
+_SMALL_SIZE = "9.5"
+
+# Extra inches of the largest box.
+_MORE_HEIGHT = 0.75
+_MORE_WIDTH = 1.0
+
+Attributes = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A graph in Graphviz's terms."""
+
+    engine: str  # The layout: "dot" or "sfdp".
+    # Alternative attributes of the graph, to be tried in this order.
+    graphs: tuple[Attributes, ...]
+    frame: Attributes | None  # Attributes of a cluster around all nodes, or None for no cluster.
+    node: Attributes
+    edge: Attributes
+    nodes: tuple[tuple[str, Attributes], ...]
+    edges: tuple[tuple[str, str, Attributes], ...]  # Tail, head and attributes of each edge.
+
+    def to_dict(self) -> dict[str, object]:
+        """The plan as plain data for JSON."""
+        return asdict(self)
+
+
+def plan(scene: Scene, *, headings: bool = True) -> Plan:
+    """Graphviz's attributes for a scene; `headings` includes its title and notes."""
+    layered = len(scene.boxes) <= _MOST_LAYERED
+    named = layered and len(scene.arrows) <= _MOST_NAMED
+    title = _visible(scene.title) if headings else ()
+    notes = _visible(scene.notes) if headings else ()
+    # A graph has one label, so the title becomes the label of a frame.
+    framed = layered and bool(title)
+    graph = {
+        "bgcolor": LIGHT.page,
+        "fontname": FONTS,
+        "pad": "0.12",
+        "nodesep": "0.28",
+        "ranksep": "0.5",
+        **({} if framed else _heading((*title, *notes), "t")),
+        **(_heading(notes, "b", LIGHT.grey, _SMALL_SIZE) if framed else {}),
+    }
+    return Plan(
+        engine="dot" if layered else "sfdp",
+        graphs=tuple({**graph, "rankdir": way} for way in ("LR", "TB"))
+        if layered
+        else ({**graph, "overlap": "prism", "splines": "line"},),
+        frame={**_heading(title, "t"), "peripheries": "0", "margin": "10"} if framed else None,
+        node={
+            "shape": "box",
+            "fontname": FONTS,
+            "fontsize": _TEXT_SIZE,
+            "margin": "0.14,0.08",
+            "height": "0.36",
+            "width": "0.6",
+            "penwidth": "0.8",
+        },
+        edge={"fontname": FONTS, "fontsize": _SMALL_SIZE, "arrowsize": "0.65"},
+        nodes=tuple((f"n{i}", _dot_node(box, f"n{i}")) for i, box in enumerate(scene.boxes)),
+        edges=tuple(
+            (f"n{arrow.tail}", f"n{arrow.head}", _edge(arrow, f"e{i}", named))
+            for i, arrow in enumerate(scene.arrows)
+        ),
+    )
+
+
+def _visible(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """The lines, or none if all are blank: a graph label of only "\\n" crashes Graphviz 14."""
+    return lines if any(line.strip() for line in lines) else ()
+
+
+def _heading(
+    lines: tuple[str, ...], where: str, colour: str = LIGHT.ink, size: str = _TITLE_SIZE
+) -> Attributes:
+    if not lines:
+        return {}
+    return {
+        "label": _edge_label(lines) if where == "t" else _edge_label(lines, r"\l") + r"\l",
+        "labelloc": where,
+        "labeljust": "c" if where == "t" else "l",
+        "fontcolor": colour,
+        "fontsize": size,
+        "fontname": FONTS,
+    }
+
+
+def _edge_label(lines: tuple[str, ...], end: str = r"\n") -> str:
+    return end.join(line.replace("\\", "\\\\").replace("&", "&amp;") for line in lines)
+
+
+def _dot_node(box: Box, name: str) -> Attributes:
+    fill, border, ink, pen = {
+        "tensor": (LIGHT.red_fill, LIGHT.red, LIGHT.ink, "1.5"),
+        "cycle": (LIGHT.surface, LIGHT.grey, LIGHT.ink, "1.2"),
+        "root": (LIGHT.page, LIGHT.ink, LIGHT.ink, "1.2"),
+        "plain": (LIGHT.surface, LIGHT.line, LIGHT.grey, "0.8"),
+    }[box.role]
+    attributes = {
+        "label": _edge_label(box.lines),
+        "id": name,
+        "class": f"nt-{box.role}",
+        "style": "rounded,filled" if box.rounded else "filled",
+        "fillcolor": fill,
+        "color": border,
+        "fontcolor": ink,
+        "penwidth": pen,
+    }
+    if box.stacked:
+        attributes["peripheries"] = "2"
+    if box.size:
+        attributes["height"] = f"{0.36 + _MORE_HEIGHT * box.size:.2f}"
+        attributes["width"] = f"{0.6 + _MORE_WIDTH * box.size:.2f}"
+    return attributes
+
+
+def _edge(arrow: Arrow, name: str, named: bool) -> Attributes:
+    colour = LIGHT.grey if arrow.role == "plain" else LIGHT.red
+    attributes = {"id": name, "class": f"nt-{arrow.role}", "color": colour, "fontcolor": colour}
+    if arrow.lines and (named or arrow.role != "plain"):
+        # Spaces, and a blank line below a bold arrow's name, keep the label off the line.
+        below = (" ",) * (arrow.role != "plain")
+        attributes["label"] = _edge_label((*(f" {line} " for line in arrow.lines), *below))
+    attributes["penwidth"] = "0.8" if arrow.role == "plain" else "1.9"
+    if arrow.role != "plain":
+        attributes["weight"] = "3"
+    if arrow.role == "cut":
+        attributes["style"] = "dashed"
+    return attributes
+
+
+def dot_text(drawn: Plan) -> str:
+    """The plan in the DOT language, in its first form."""
+    frame = drawn.frame is not None
+    lines = ["digraph objects {", *_statement("  graph", drawn.graphs[0])]
+    lines += _statement("  layout=" + _quoted(drawn.engine), None)
+    lines += [*_statement("  node", drawn.node), *_statement("  edge", drawn.edge)]
+    if drawn.frame is not None:
+        lines += ["  subgraph cluster_frame {", *_statement("  graph", drawn.frame)]
+    for name, attributes in drawn.nodes:
+        lines += _statement("  " + _quoted(name), attributes)
+    for tail, head, attributes in drawn.edges:
+        lines += _statement(f"  {_quoted(tail)} -> {_quoted(head)}", attributes)
+    return "\n".join([*lines, *["  }"] * frame, "}"]) + "\n"
+
+
+def _statement(what: str, attributes: Attributes | None) -> list[str]:
+    if attributes is None:
+        return [what + ";"]
+    listed = " ".join(f"{name}={_quoted(value)}" for name, value in attributes.items())
+    return [f"{what} [{listed}];"]
+
+
+def _quoted(text: str) -> str:
+    # In quotes a backslash is special only before a quote or a line's end; labels double theirs.
+    return '"' + text.replace('"', '\\"') + '"'
+
+
+# ---- Svg ---------------------------------------------------------------------------------
+
+# Normalizes SVG from either layout engine, with an allow-list of elements and attributes. Boxes are
+# `<g class="nt-node nt-tensor" data-node="3">`, arrows `<g class="nt-edge nt-cut" data-edge="0">`.
+
+_SVG = "{http://www.w3.org/2000/svg}"
+
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(pt)?")
+_NUMBERS = re.compile(r"[-\d.,eE\s]+")
+_PATH = re.compile(r"[-\d.,eE\sA-Za-z]+")
+_COLOUR = re.compile(r"#[0-9a-f]{6}|none|transparent|black|white")
+_WORD = re.compile(r"[a-z]+")
+_TRANSFORM = re.compile(r"[-\d.,\sa-z()]+")
+
+# Allowed attributes by element, with the form of their values.
+_SHAPE = {
+    "fill": _COLOUR,
+    "stroke": _COLOUR,
+    "stroke-width": _NUMBER,
+    "stroke-dasharray": _NUMBERS,
+}
+_ALLOWED: dict[str, dict[str, re.Pattern[str]]] = {
+    "g": {"transform": _TRANSFORM},
+    "path": {**_SHAPE, "d": _PATH},
+    "polygon": {**_SHAPE, "points": _NUMBERS},
+    "polyline": {**_SHAPE, "points": _NUMBERS},
+    "ellipse": {**_SHAPE, "cx": _NUMBER, "cy": _NUMBER, "rx": _NUMBER, "ry": _NUMBER},
+    "text": {
+        "x": _NUMBER,
+        "y": _NUMBER,
+        "text-anchor": _WORD,
+        "font-size": _NUMBER,
+        "fill": _COLOUR,
+    },
+}
+_PART = re.compile(r"([ne])(\d+)")
+
+
+def element(tag: str, attributes: dict[str, str], content: str = "") -> str:
+    """An element; its content is markup, its attributes are data."""
+    listed = "".join(f' {name}="{escape(value)}"' for name, value in attributes.items())
+    return f"<{tag}{listed}>{content}</{tag}>" if content else f"<{tag}{listed}/>"
+
+
+def text_of(line: str) -> str:
+    """A line of text as markup; runs of spaces are preserved."""
+    return escape(line.replace("\xa0", " ").replace("  ", "\xa0 "))
+
+
+def picture(body: str, box: tuple[float, float, float, float], words: str) -> str:
+    """The SVG document.
+
+    Args:
+        box: The view box: left, top, width and height, in points.
+        words: A description for screen readers.
+    """
+    shown = {
+        "xmlns": "http://www.w3.org/2000/svg",
+        "class": "nt-graph",
+        "role": "img",
+        "aria-label": words,
+        "width": f"{box[2]:.0f}pt",
+        "height": f"{box[3]:.0f}pt",
+        "viewBox": " ".join(f"{number:.2f}" for number in box),
+        "font-family": FONTS,
+        "font-size": "11",
+    }
+    return element("svg", shown, body)
+
+
+def parts_of(svg: bytes, scene: Scene, box_words: tuple[str, ...]) -> str:
+    """Normalize Graphviz's output for a scene."""
+    try:
+        root = ElementTree.fromstring(svg)
+        left, top, width, height = (float(n) for n in root.get("viewBox", "").split())
+    except (ElementTree.ParseError, ValueError) as error:
+        raise NeutracerError(f"cannot read Graphviz's picture: {error}") from error
+    body = "".join(_Writer(scene, box_words).children(root))
+    return picture(body, (left, top, width, height), " ".join(scene.title) or "Object graph")
+
+
+class _Writer:
+    def __init__(self, scene: Scene, box_words: tuple[str, ...]) -> None:
+        self._scene = scene
+        self._box_words = box_words
+
+    def children(self, parent: ElementTree.Element) -> Iterator[str]:
+        for child in parent:
+            tag = str(child.tag).removeprefix(_SVG)
+            allowed = _ALLOWED.get(tag)
+            if allowed is not None:
+                yield self._element(tag, allowed, child)
+
+    def _element(
+        self, tag: str, allowed: dict[str, re.Pattern[str]], child: ElementTree.Element
+    ) -> str:
+        attributes = {
+            name: "none" if value == "transparent" else value
+            for name, value in child.attrib.items()
+            if name in allowed and allowed[name].fullmatch(value)
+        }
+        if tag == "text":
+            return element(tag, attributes, text_of(child.text or ""))
+        if tag == "g" and child.get("class") == "graph":
+            # Its first polygon is the background.
+            return element(tag, {"class": "nt-whole", **attributes}, "".join(self.children(child)))
+        part = _PART.fullmatch(child.get("id", "")) if tag == "g" else None
+        about, title = self._about(part[1], int(part[2])) if part else ({}, "")
+        return element(tag, {**about, **attributes}, title + "".join(self.children(child)))
+
+    def _about(self, kind: str, number: int) -> tuple[dict[str, str], str]:
+        if kind == "n":
+            box = self._scene.boxes[number]
+            about = {"class": f"nt-node nt-{box.role}", "data-node": str(number)}
+            return about, element("title", {}, escape(self._box_words[number]))
+        arrow = self._scene.arrows[number]
+        about = {"class": f"nt-edge nt-{arrow.role}", "data-edge": str(number)}
+        return about, element("title", {}, escape(" ".join(arrow.lines)))
+
+
+# ---- Layout ------------------------------------------------------------------------------
+
+# The layout for pages without Graphviz. Boxes are in columns, right of their referrers except where
+# a cycle closes. An arrow reserves a place in each column that it passes, between the boxes.
+
+# Points: the widest character, the height of a line, and the gap.
+_COLUMN = 7.0
+_LINE = 14.0
+_PADDING = 9.0
+_BETWEEN_COLUMNS = 150.0
+_BETWEEN_ROWS = 26.0
+_MARGIN = 12.0
+_TIP = 8.0
+
+# The height of an arrow with its name in a column that it passes.
+_PASSING = 16.0
+
+# Rounds in which boxes move towards their neighbours.
+_SWEEPS = 6
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """The top left corner and extent of a box, or of an arrow's place in a column."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def middle(self) -> float:
+        return self.y + self.height / 2
+
+    @property
+    def right(self) -> float:
+        return self.x + self.width
+
+
+def lay_out(scene: Scene, box_words: tuple[str, ...]) -> str:
+    """A scene as SVG, without title and notes; `box_words` are the tooltips."""
+    ranks = _ranks(scene)
+    ways, columns = _columns(scene, ranks)
+    spots = _spots(scene, columns)
+    arrows = [_arrow(arrow, i, [spots[at] for at in ways[i]]) for i, arrow in _last_red(scene)]
+    boxes = [_placed_box(box, i, spots[i], box_words[i]) for i, box in enumerate(scene.boxes)]
+    width = max((spot.right for spot in spots.values()), default=0.0)
+    height = max((spot.y + spot.height for spot in spots.values()), default=0.0)
+    # Leave room for a loop and its name at the right.
+    shown = (-_MARGIN, -_MARGIN, width + 6 * _MARGIN, height + 2 * _MARGIN)
+    return picture("".join(boxes + arrows), shown, " ".join(scene.title) or "Object graph")
+
+
+def _last_red(scene: Scene) -> list[tuple[int, Arrow]]:
+    return sorted(enumerate(scene.arrows), key=lambda entry: entry[1].role != "plain")
+
+
+def _ranks(scene: Scene) -> list[int]:
+    """The column of each box: right of its referrers, closing edges aside."""
+    after: list[list[int]] = [[] for _ in scene.boxes]
+    referred = [0] * len(scene.boxes)
+    for arrow in scene.arrows:
+        if arrow.role != "cut":
+            after[arrow.tail].append(arrow.head)
+            referred[arrow.head] += 1
+    order = _finished(after, referred)
+    place = {box: position for position, box in enumerate(order)}
+    ranks = [0] * len(scene.boxes)
+    for box in order:
+        for head in after[box]:
+            if place[head] > place[box]:
+                ranks[head] = max(ranks[head], ranks[box] + 1)
+    return ranks
+
+
+def _finished(after: list[list[int]], referred: list[int]) -> list[int]:
+    """The boxes in an order in which most references run forward."""
+    order: list[int] = []
+    visited = [False] * len(after)
+    for start in sorted(range(len(after)), key=lambda box: referred[box]):
+        stack = [] if visited[start] else [(start, iter(after[start]))]
+        visited[start] = True
+        while stack:
+            box, heads = stack[-1]
+            head = next((head for head in heads if not visited[head]), None)
+            if head is None:
+                order.append(box)
+                stack.pop()
+            else:
+                visited[head] = True
+                stack.append((head, iter(after[head])))
+    return order[::-1]
+
+
+def _columns(scene: Scene, ranks: list[int]) -> tuple[list[list[int]], list[list[int]]]:
+    """The places on each arrow's way, and the places in each column from the top.
+
+    Places are numbered: first the boxes, then one per column that an arrow passes.
+    """
+    columns: list[list[int]] = [[] for _ in range(max(ranks, default=-1) + 1)]
+    for box, rank in enumerate(ranks):
+        columns[rank].append(box)
+    ways: list[list[int]] = []
+    count = len(ranks)
+    for arrow in scene.arrows:
+        start, end = ranks[arrow.tail], ranks[arrow.head]
+        step = 1 if end > start else -1
+        way = [arrow.tail]
+        # A large graph has no room for them.
+        for rank in range(start + step, end, step) if count < 4_000 else ():
+            columns[rank].append(count)
+            way.append(count)
+            count += 1
+        ways.append([*way, arrow.head])
+    _settle(columns, ways, count)
+    return ways, columns
+
+
+def _settle(columns: list[list[int]], ways: list[list[int]], count: int) -> None:
+    """Sorts each column by the mean height of neighbours, so that fewer arrows cross."""
+    near: list[list[int]] = [[] for _ in range(count)]
+    for way in ways:
+        for one, other in itertools.pairwise(way):
+            near[one].append(other)
+            near[other].append(one)
+    height = {at: i - len(column) / 2 for column in columns for i, at in enumerate(column)}
+    for turn in range(_SWEEPS):
+        for column in columns if turn % 2 == 0 else columns[::-1]:
+            mean = {at: sum(height[o] for o in near[at]) / max(len(near[at]), 1) for at in column}
+            column.sort(key=mean.__getitem__)
+            height.update((at, i - len(column) / 2) for i, at in enumerate(column))
+
+
+def _spots(scene: Scene, columns: list[list[int]]) -> dict[int, _Spot]:
+    extents = {
+        at: _extent(scene.boxes[at]) if at < len(scene.boxes) else (0.0, _PASSING)
+        for column in columns
+        for at in column
+    }
+    heights = [sum(extents[at][1] + _BETWEEN_ROWS for at in column) for column in columns]
+    tallest = max(heights, default=0.0)
+    spots: dict[int, _Spot] = {}
+    x = 0.0
+    for column, height in zip(columns, heights, strict=True):
+        y = (tallest - height) / 2
+        widest = max(extents[at][0] for at in column)
+        for at in column:
+            # A passing arrow runs level over the column's width.
+            own_width = extents[at][0] if at < len(scene.boxes) else widest
+            own_height = extents[at][1]
+            spots[at] = _Spot(x + (widest - own_width) / 2, y, own_width, own_height)
+            y += own_height + _BETWEEN_ROWS
+        x += widest + _BETWEEN_COLUMNS
+    return spots
+
+
+def _extent(box: Box) -> tuple[float, float]:
+    width = max(display_width(line) for line in box.lines) * _COLUMN + 2 * _PADDING
+    return width + 40 * box.size, len(box.lines) * _LINE + 2 * _PADDING + 30 * box.size
+
+
+def _svg_text(lines: tuple[str, ...], x: float, middle: float, colour: str, size: str) -> str:
+    top = middle - (len(lines) - 1) * _LINE / 2 + 4
+    return "".join(
+        element(
+            "text",
+            {
+                "x": f"{x:.1f}",
+                "y": f"{top + i * _LINE:.1f}",
+                "text-anchor": "middle",
+                "font-size": size,
+                "fill": colour,
+            },
+            text_of(line),
+        )
+        for i, line in enumerate(lines)
+    )
+
+
+def _placed_box(box: Box, number: int, spot: _Spot, words: str) -> str:
+    fill, border = {
+        "tensor": (LIGHT.red_fill, LIGHT.red),
+        "cycle": (LIGHT.surface, LIGHT.grey),
+        "root": (LIGHT.page, LIGHT.ink),
+        "plain": (LIGHT.surface, LIGHT.line),
+    }[box.role]
+    frame = {
+        "x": f"{spot.x:.1f}",
+        "y": f"{spot.y:.1f}",
+        "width": f"{spot.width:.1f}",
+        "height": f"{spot.height:.1f}",
+        "rx": "7" if box.rounded else "0",
+        "fill": fill,
+        "stroke": border,
+        "stroke-width": "1.5" if box.role == "tensor" else "1",
+    }
+    behind = {**frame, "x": f"{spot.x + 4:.1f}", "y": f"{spot.y + 4:.1f}"}
+    ink = LIGHT.grey if box.role == "plain" else LIGHT.ink
+    text = _svg_text(box.lines, spot.x + spot.width / 2, spot.middle, ink, "11")
+    shapes = (element("rect", behind) if box.stacked else "") + element("rect", frame)
+    about = {"class": f"nt-node nt-{box.role}", "data-node": str(number)}
+    return element("g", about, element("title", {}, escape(words)) + shapes + text)
+
+
+def _curve(way: list[_Spot]) -> tuple[str, tuple[float, float], str]:
+    """The path of an arrow, the place of its name, and the corners of its tip."""
+    tail, head = way[0], way[-1]
+    forward = head.x > tail.right
+    if not forward and head.right >= tail.x:
+        return _loop(tail, head)
+    # Opposite arrows between two boxes run side by side.
+    shift = -5.0 if forward else 5.0
+    side = 1 if forward else -1
+    x, y = (tail.right if forward else tail.x), tail.middle + shift
+    end_x, end_y = (head.x if forward else head.right), head.middle + shift
+    path = f"M{x:.1f},{y:.1f}"
+    # Names are near the end, where arrows from one box diverge.
+    names = []
+    for spot in [*way[1:-1], _Spot(end_x - side * _TIP, end_y, 0, 0)]:
+        near, far = (spot.x, spot.right) if forward else (spot.right, spot.x)
+        bend = (x + near) / 2
+        names.append((x + 0.6 * (near - x), y + 0.65 * (spot.middle - y)))
+        path += f" C{bend:.1f},{y:.1f} {bend:.1f},{spot.middle:.1f} {near:.1f},{spot.middle:.1f}"
+        path += f" L{far:.1f},{spot.middle:.1f}" * (far != near)
+        x, y = far, spot.middle
+    name_x, name_y = names[len(names) // 2]
+    tip = (
+        f"{end_x - side * _TIP:.1f},{end_y - 4:.1f} {end_x:.1f},{end_y:.1f} "
+        f"{end_x - side * _TIP:.1f},{end_y + 4:.1f}"
+    )
+    return path, (name_x, name_y + 1.6 * shift), tip
+
+
+def _loop(tail: _Spot, head: _Spot) -> tuple[str, tuple[float, float], str]:
+    """An arrow within one column, which leaves and returns at its right."""
+    x0, y0 = tail.right, tail.middle + 6
+    x1, y1 = head.right + _TIP, head.middle - 6
+    out = max(x0, x1) + 36
+    path = f"M{x0:.1f},{y0:.1f} C{out:.1f},{y0:.1f} {out:.1f},{y1:.1f} {x1:.1f},{y1:.1f}"
+    tip = f"{x1:.1f},{y1 - 4:.1f} {x1 - _TIP:.1f},{y1:.1f} {x1:.1f},{y1 + 4:.1f}"
+    return path, (out, (y0 + y1) / 2), tip
+
+
+def _arrow(arrow: Arrow, number: int, way: list[_Spot]) -> str:
+    path, (x, y), tip = _curve(way)
+    colour = LIGHT.grey if arrow.role == "plain" else LIGHT.red
+    line = {"d": path, "fill": "none", "stroke": colour}
+    line["stroke-width"] = "0.8" if arrow.role == "plain" else "1.9"
+    if arrow.role == "cut":
+        line["stroke-dasharray"] = "5,3"
+    head = {"points": tip, "fill": colour, "stroke": colour}
+    text = _svg_text(arrow.lines, x, y, colour, "9.5")
+    about = {"class": f"nt-edge nt-{arrow.role}", "data-edge": str(number)}
+    shapes = element("path", line) + element("polygon", head)
+    title = element("title", {}, escape(" ".join(arrow.lines)))
+    return element("g", about, title + shapes + text)
+
 
 # ---- Graphviz ----------------------------------------------------------------------------
 
@@ -46,17 +1103,7 @@ class NoRendererError(NeutracerError):
 
 
 def render(plan: Plan, form: str) -> bytes:
-    """Draw a plan with Graphviz.
-
-    Args:
-        plan: The graph with its attributes.
-        form: "svg" or "png".
-
-    Raises:
-        UnavailableError: Graphviz is missing.
-        NoRendererError: It has no renderer for PNG, as in wheels (no cairo, no fonts).
-        NeutracerError: It failed, or took more than 30 seconds.
-    """
+    """Draw a plan with Graphviz."""
     module = _module_path()
     if module is None or not sys.executable:
         raise UnavailableError("drawing with Graphviz", _INSTALL)
@@ -133,12 +1180,7 @@ _FAMILY = re.compile(r'<svg [^>]*font-family="([^"]+)"')
 
 
 def rasterize(svg: str) -> bytes:
-    """Convert an SVG, with its size in points, to a PNG of at most 50 million pixels.
-
-    Raises:
-        UnavailableError: resvg or a font is missing.
-        NeutracerError: resvg rejected the picture.
-    """
+    """Convert an SVG, with its size in points, to a PNG of at most 50 million pixels."""
     resvg = _resvg()
     fonts = _fonts()
     family = _FAMILY.search(svg)
@@ -213,7 +1255,6 @@ def page(graph: GraphData, svg: str, *, without_graphviz: str = "") -> str:
     """The page of a graph.
 
     Args:
-        graph: The graph as drawn.
         svg: Its picture, from `parts_of` or `lay_out`.
         without_graphviz: The reason for a plainer layout; empty for Graphviz's.
     """
@@ -376,9 +1417,6 @@ _SCHEMA = "neutracer.graph/1"
 def dot(graph: GraphData, max_nodes: int = MOST_NODES) -> str:
     """The picture in the DOT language.
 
-    Raises:
-        ValueError: `max_nodes` is not between 1 and 5,000.
-
     Example:
         >>> dot(GraphData((Node(0, "app.Ring", "Ring"),), ())).splitlines()[0]
         'digraph objects {'
@@ -387,22 +1425,12 @@ def dot(graph: GraphData, max_nodes: int = MOST_NODES) -> str:
 
 
 def svg(graph: GraphData, max_nodes: int = MOST_NODES) -> str:
-    """The picture as SVG, with its title and notes.
-
-    Raises:
-        ValueError: `max_nodes` is not between 1 and 5,000.
-        UnavailableError: Graphviz is missing.
-        NeutracerError: Graphviz failed.
-    """
+    """The picture as SVG, with its title and notes."""
     return _svg(_folded(graph, max_nodes), headings=True)
 
 
 def png(graph: GraphData, max_nodes: int = MOST_NODES) -> bytes:
-    """The picture as PNG, with its title and notes; errors as `svg`.
-
-    Raises:
-        UnavailableError: Graphviz has no PNG renderer, and resvg or a font is missing.
-    """
+    """The picture as PNG, with its title and notes."""
     small = _folded(graph, max_nodes)
     try:
         return render(plan(scene(small)), "png")
@@ -411,11 +1439,7 @@ def png(graph: GraphData, max_nodes: int = MOST_NODES) -> bytes:
 
 
 def html(graph: GraphData, max_nodes: int = MOST_ON_PAGE) -> str:
-    """A self-contained page; without Graphviz its layout is plainer.
-
-    Raises:
-        ValueError: `max_nodes` is not between 1 and 5,000.
-    """
+    """A self-contained page; without Graphviz its layout is plainer."""
     small = _folded(graph, max_nodes)
     picture, why = _svg_or_own(small, headings=False)
     return page(small, picture, without_graphviz=why)

@@ -67,11 +67,7 @@ def _answer(out: BinaryIO, head: dict[str, Any], body: bytes = b"") -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Draw one picture; returns the exit status, 1 with an error in the answer.
-
-    Args:
-        arguments: The path of the compiled module.
-    """
+    """Draw one picture; returns the exit status, 1 with an error in the answer."""
     # Keep a library's own prints out of the picture.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

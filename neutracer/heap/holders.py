@@ -13,6 +13,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType, TracebackType
 from typing import Any, overload
 
 from neutracer._native import core
+from neutracer.arguments import running_shell
 from neutracer.heap.autograd import read_autograd
 from neutracer.render.document import Block, Document, Figure, Paragraph, Severity, Table
 from neutracer.render.report import Finding, PlainRow, Report, ranked
@@ -29,20 +30,14 @@ _LAST = ("last_exc", "last_value", "last_traceback")
 
 @dataclass
 class Holding:
-    """One value and the references that keep it. This refers to the value too: drop it soon.
-
-    Attributes:
-        names: The names of the references.
-        kind: "output", "exception" or "input".
-        type: The value's type, with its module.
-        pairs: The references for the core: container, value, container, value.
-        drop: Functions that drop one reference each.
-    """
+    """One value and the references that keep it. This refers to the value too: drop it soon."""
 
     names: tuple[str, ...]
-    kind: str
+    kind: str  # "output", "exception" or "input".
     type: str
+    # The references for the core: container, value, container, value.
     pairs: list[Any] = field(default_factory=list)
+    # Functions that drop one reference each.
     drop: list[Callable[[], object]] = field(default_factory=list)
 
 
@@ -92,9 +87,7 @@ def _add(found: dict[object, Holding], kind: str, owner: int, reference: _Refere
 
 
 def _shell() -> Any:
-    module = sys.modules.get("IPython.core.interactiveshell")
-    shell_type = getattr(module, "InteractiveShell", None)
-    shell = getattr(shell_type, "_instance", None)
+    shell = running_shell()
     return shell if type(getattr(shell, "user_ns", None)) is dict else None
 
 

@@ -59,15 +59,10 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class Allocation:
-    """One recorded allocation.
+    """One recorded allocation."""
 
-    Attributes:
-        frames: The stack, innermost frame first.
-        age_us: Microseconds since then; None if PyTorch gives no time.
-    """
-
-    frames: tuple[Place, ...]
-    age_us: int | None = None
+    frames: tuple[Place, ...]  # The stack, innermost frame first.
+    age_us: int | None = None  # Microseconds since then; None if PyTorch gives no time.
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,6 @@ class _Name:
 def owner_path(ways: Sequence[Way]) -> str:
     """The names by which several objects are held alike.
 
-    Args:
-        ways: A way to each; they differ in nothing but positions and keys.
-
     Example:
         `history["z"]` for the items of that list, `failures → exception → traceback →
         frame checked → batch` for what a variable of an exception's frame holds.
@@ -430,9 +427,7 @@ def holders_by_line(
     """Who in this process holds the blocks of some lines of a trace.
 
     Args:
-        timeline: A trace of this process.
         rows: Rows of its allocations, which are still in use.
-        lines: The lines, as text.
 
     Returns:
         By line as `holders_of` says it, in the order of `lines`; where no Python object is, with

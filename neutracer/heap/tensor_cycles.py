@@ -306,9 +306,7 @@ def cycle_run(
     """Summarize a watched run and the garbage left at its end.
 
     Args:
-        watch: The watch of the run.
         program: The script or module, for the title.
-        exit_code: Its exit code.
         device: As for `find_tensor_cycles`.
         min_bytes: As for `find_tensor_cycles`.
     """

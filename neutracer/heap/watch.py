@@ -197,11 +197,7 @@ def warn_tensor_cycles(
 
 
 def prepare_heap() -> None:
-    """Learn torch's tensor layout and check this Python's heap layout.
-
-    Raises:
-        UnavailableError: torch is not imported, or a layout is unknown.
-    """
+    """Learn torch's tensor layout and check this Python's heap layout."""
     if sys.modules.get("torch") is None:
         raise UnavailableError("torch in this process", "import torch first")
     core.heap_prepare()

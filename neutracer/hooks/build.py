@@ -43,14 +43,7 @@ PROFILER_FUNCTIONS = ("_enable_profiler", "_disable_profiler")
 
 
 def difference(module: Any) -> str:
-    """How this torch differs from the hooks' expectations, as a clause, or "".
-
-    Args:
-        module: The module `_torch`, before it attaches anything.
-
-    Raises:
-        RuntimeError: The check could not run.
-    """
+    """How this torch differs from the hooks' expectations, as a clause, or ""."""
     if module.backend != "cpu":
         return ""
     return _profiler_difference() or _allocator_difference(module)
@@ -88,25 +81,15 @@ _WHAT = "a folder for the hooks"
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of one build, writable by this user and root only.
-
-    Attributes:
-        path: The folder.
-        mode: The permission bits that files in it may have.
-        trusted: False if others could write to it before.
-    """
+    """The folder of one build, writable by this user and root only."""
 
     path: Path
-    mode: int
-    trusted: bool
+    mode: int  # The permission bits that files in it may have.
+    trusted: bool  # False if others could write to it before.
 
 
 def cache_folder() -> Path:
-    """The folder of this user's hooks; NEUTRACER_CACHE overrides it.
-
-    Raises:
-        UnavailableError: This user has no home.
-    """
+    """The folder of this user's hooks; NEUTRACER_CACHE overrides it."""
     return _cache()[0]
 
 
@@ -139,12 +122,6 @@ def unsafe(path: Path) -> str:
 
     They can if they may write to it or to a folder above it; in a sticky folder like /tmp they
     can replace only their own files.
-
-    Args:
-        path: A `resolved` path.
-
-    Raises:
-        OSError: It can't be inspected.
     """
     for level in (path, *path.parents):
         found = level.lstat()
@@ -198,7 +175,6 @@ def why_not(folder: Path | None, key: str) -> str:
 
     Args:
         folder: The user's folder, None for the cache.
-        key: The build's own level under it.
     """
     try:
         home, own = _cache() if folder is None else (folder, 0)
@@ -236,10 +212,6 @@ def prepare(folder: Path | None, key: str) -> Place:
 
     Args:
         folder: The user's folder, None for the cache.
-        key: The build's own level under it.
-
-    Raises:
-        UnavailableError: It can't be made, or is not safe.
     """
     problem = why_not(folder, key)
     if problem:
@@ -290,11 +262,7 @@ _LIMIT_S = 600
 
 @contextlib.contextmanager
 def alone(place: Path) -> Iterator[None]:
-    """Lock a build's folder, if the file system can, and remove leftovers of killed builds.
-
-    Raises:
-        OSError: The folder is not writable.
-    """
+    """Lock a build's folder, if the file system can, and remove leftovers of killed builds."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     handle = os.open(place / "lock", flags, 0o600)
     try:
@@ -313,17 +281,7 @@ def _remove_leftovers(place: Path) -> None:
 
 
 def compile_into(path: Path, mode: int, command: Callable[[Path], list[str]]) -> None:
-    """Compile a module atomically into `path`.
-
-    Args:
-        path: The module's file.
-        mode: The permission bits that it may have.
-        command: Returns the compiler's command line for an output file.
-
-    Raises:
-        UnavailableError: The compiler failed; the reason ends with its message.
-        OSError: The file can't be written.
-    """
+    """Compile a module atomically into `path`."""
     scratch = path.parent / unfinished_name()
     scratch.mkdir(0o700)
     try:
@@ -388,19 +346,12 @@ PREBUILT = Path(__file__).parents[1] / "prebuilt"
 
 @dataclass(frozen=True)
 class Torch:
-    """An installed torch.
+    """An installed torch."""
 
-    Attributes:
-        version: `torch.__version__`.
-        backend: "cuda", "cpu", or the name of another one.
-        folder: Its package's folder.
-        built: The backend's version and the commit of the build.
-    """
-
-    version: str
-    backend: str
+    version: str  # `torch.__version__`.
+    backend: str  # "cuda", "cpu", or the name of another one.
     folder: Path
-    built: str = ""
+    built: str = ""  # The backend's version and the commit of the build.
 
     @property
     def release(self) -> tuple[int, int]:
@@ -411,26 +362,17 @@ class Torch:
 
 @dataclass(frozen=True)
 class Target:
-    """The target of a compilation.
-
-    Attributes:
-        torch: The torch.
-        key: Identifies all dependencies of the compiled module: torch's version, the
-            interpreter and its ABI, the machine, the sources.
-        file: The name of the compiled module.
-    """
+    """The target of a compilation."""
 
     torch: Torch
+    # Identifies all dependencies of the compiled module: torch's version, the interpreter and its
+    # ABI, the machine, the sources.
     key: str
     file: str
 
 
 def installed_torch() -> Torch:
-    """The torch that `import torch` would import, found without importing it.
-
-    Raises:
-        UnavailableError: There is none, or its version is unknown.
-    """
+    """The torch that `import torch` would import, found without importing it."""
     loaded = sys.modules.get("torch")
     spec = getattr(loaded, "__spec__", None)
     if loaded is None:
@@ -452,11 +394,7 @@ def installed_torch() -> Torch:
 
 
 def source_folder() -> Path:
-    """The folder `csrc` with the hooks' sources: in the package, or beside it in a checkout.
-
-    Raises:
-        UnavailableError: It is in neither place.
-    """
+    """The folder `csrc` with the hooks' sources: in the package, or beside it in a checkout."""
     package = Path(__file__).parents[1]
     for folder in (package / "csrc", package.parent / "csrc"):
         if (folder / "torch").is_dir():
@@ -465,11 +403,7 @@ def source_folder() -> Path:
 
 
 def target() -> Target:
-    """The target of the hooks here.
-
-    Raises:
-        UnavailableError: There is no torch, or not one that the hooks are known to fit.
-    """
+    """The target of the hooks here."""
     torch = installed_torch()
     refused = _refusal(torch)
     if refused:
@@ -482,8 +416,6 @@ def target() -> Target:
 
 def _refusal(torch: Torch) -> str:
     """Why the hooks are not for this torch, or ""."""
-    if sys.platform != "linux":
-        return f"they are for Linux; {FALLBACK}"
     if sys.implementation.name != "cpython":
         return f"they are for CPython; {FALLBACK}"
     known = RUN_ON.get(torch.backend)
@@ -553,11 +485,7 @@ def _cuda_includes(torch: Torch) -> list[str]:
 
 
 def compiler() -> str:
-    """The C++ compiler: CXX if it exists, else the first that is found.
-
-    Raises:
-        UnavailableError: There is none.
-    """
+    """The C++ compiler: CXX if it exists, else the first that is found."""
     for name in (os.environ.get("CXX", ""), "g++", "c++", "clang++"):
         found = shutil.which(name) if name else None
         if found:
@@ -568,15 +496,7 @@ def compiler() -> str:
 
 
 def command(goal: Target, output: Path) -> list[str]:
-    """The compiler's command line.
-
-    Args:
-        goal: The target.
-        output: The file to write.
-
-    Raises:
-        UnavailableError: The compiler or headers are missing.
-    """
+    """The compiler's command line."""
     torch = goal.torch
     python = sysconfig.get_paths()["include"]
     if not Path(python, "Python.h").exists():
@@ -637,20 +557,7 @@ def obstacle(goal: Target) -> str:
 
 
 def build(goal: Target, folder: Path | None = None, *, again: bool = False) -> Path:
-    """Compile the hooks if needed; of concurrent processes one compiles, the others wait.
-
-    Args:
-        goal: The target.
-        folder: The folder, None for the cache.
-        again: Compile even if they exist.
-
-    Returns:
-        The compiled module.
-
-    Raises:
-        UnavailableError: Compiler, headers or a safe folder are missing, or the
-            compiler failed; the reason ends with its message.
-    """
+    """Compile the hooks if needed; of concurrent processes one compiles, the others wait."""
     place = prepare(folder, goal.key)
     path = place.path / goal.file
     try:

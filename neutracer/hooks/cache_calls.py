@@ -31,19 +31,12 @@ _IS_COUNTED = bytes(mark in _COUNTED for mark in range(256))
 
 
 class Counts(NamedTuple):
-    """Counters of a device's allocator.
-
-    Attributes:
-        allocs: Successful requests.
-        frees: Requested frees.
-        ooms: Failed requests.
-        waits: Synchronizations of all streams, other than for retried requests.
-    """
+    """Counters of a device's allocator."""
 
     allocs: int
     frees: int
     ooms: int
-    waits: int
+    waits: int  # Synchronizations of all streams, other than for retried requests.
 
     @property
     def events(self) -> tuple[int, int, int]:
@@ -56,17 +49,11 @@ UNUSED = Counts(0, 0, 0, 0)
 
 
 class Trace(NamedTuple):
-    """A device's trace.
+    """A device's trace."""
 
-    Attributes:
-        marks: One byte per event: 1 alloc, 2 free_requested, 3 oom, 4 free_completed, else 0.
-        address: The address of event i.
-        time_us: The time of event i since the epoch; 0 if unknown.
-    """
-
-    marks: bytes
+    marks: bytes  # One byte per event: 1 alloc, 2 free_requested, 3 oom, 4 free_completed, else 0.
     address: Callable[[int], int]
-    time_us: Callable[[int], int]
+    time_us: Callable[[int], int]  # The time of event i since the epoch; 0 if unknown.
 
 
 def places(
@@ -75,15 +62,8 @@ def places(
     """The events of a trace that precede a call; None if they can't be determined.
 
     Args:
-        trace: The trace.
-        end: The counts at its end.
         since: The counts from which on `calls` is complete.
         calls: The counts and the time (microseconds since the epoch) of each call.
-
-    Example:
-        >>> trace = Trace(bytes([1, 1, 2, 4]), lambda i: 0, lambda i: 0)
-        >>> list(places(trace, Counts(9, 3, 0, 2), Counts(7, 0, 0, 0), [(Counts(8, 2, 0, 1), 0)]))
-        [0]
     """
     in_trace = tuple(trace.marks.count(mark) for mark in _COUNTED)
     begin = tuple(a - b for a, b in zip(end.events, in_trace, strict=True))
@@ -113,8 +93,6 @@ def times_between(trace: Trace, end: Counts, calls: Sequence[tuple[Counts, int]]
     their times.
 
     Args:
-        trace: The trace.
-        end: The counts at its end.
         calls: The counts and the time (microseconds since the epoch) of each call.
 
     Example:
@@ -352,10 +330,6 @@ class CacheCalls:
 
         Devices are left out unless all calls since the beginning of the trace were noted and
         the device was idle while the trace was taken.
-
-        Args:
-            before: `now()` before the traces were taken.
-            traces: The traces, by device.
         """
         try:
             return self._noted(before, traces) if before else {}
@@ -414,5 +388,4 @@ def note_in_snapshot(native: core.Snapshot, before: Mapping[int, Counts | None])
 
 
 CACHE_CALLS = CacheCalls()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=CACHE_CALLS.forget)
+os.register_at_fork(after_in_child=CACHE_CALLS.forget)

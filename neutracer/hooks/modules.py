@@ -30,16 +30,7 @@ Text = TypeVar("Text")
 
 
 def check_modules(torch: Any, model: object) -> None:
-    """Check `modules=` and this torch's support for it.
-
-    Args:
-        torch: The module.
-        model: An `nn.Module`, True for every model that is called, or None.
-
-    Raises:
-        UnavailableError: This torch keeps no texts per event.
-        TypeError: `model` is none of these.
-    """
+    """Check `modules=` and this torch's support for it."""
     check_model(model)
     if model is not None and not hasattr(torch._C, "_cuda_setMemoryMetadata"):
         raise UnavailableError(
@@ -124,13 +115,7 @@ def _hooks_of(
 def texts_of(
     model: Any, make: Callable[[str], Text]
 ) -> tuple[dict[int, Text], Callable[[Any], object]]:
-    """The texts of modules by id, and a function to call with an unknown model.
-
-    Args:
-        model: An `nn.Module`, or True for every model whose forward is called; the model's class
-            then precedes its paths.
-        make: Converts a text to the caller's form.
-    """
+    """The texts of modules by id, and a function to call with an unknown model."""
     texts: dict[int, Text] = {}
     if model is True:
         return texts, partial(_learn, texts, make, {})
@@ -215,12 +200,7 @@ class ModuleCalls:
         self._marking: Any = None
 
     def attach(self) -> None:
-        """Start marking.
-
-        Raises:
-            UnavailableError: This PyTorch calls modules in an unknown way, or its allocator
-                can't be followed.
-        """
+        """Start marking."""
         modules: Any = sys.modules["torch.nn.modules.module"]
         is_compiling = modules.torch.compiler.is_dynamo_compiling
         calls = self._hooks.ModuleCalls(*texts_of(self._model, self._hooks.module_text))
@@ -248,11 +228,7 @@ Marks = ModuleMarks | ModuleCalls
 
 
 def marks_by(hooks: Any, model: Any) -> Marks:
-    """Start marking a model's allocations for neutracer's compiled hooks.
-
-    Raises:
-        UnavailableError: This torch keeps no texts per event.
-    """
+    """Start marking a model's allocations for neutracer's compiled hooks."""
     torch: Any = sys.modules["torch"]
     if hooks.backend == "cuda":
         check_modules(torch, model)
@@ -297,9 +273,6 @@ def _marking(
 
     Its code object has the original's name, file and last line, so that stacks are equal with and
     without marks.
-
-    Raises:
-        UnavailableError: The original is not PyTorch's known function.
     """
 
     # fmt: off

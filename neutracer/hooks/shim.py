@@ -50,10 +50,6 @@ def load(*, compile: bool = True) -> Any:
 
     Args:
         compile: False uses only a compiled module.
-
-    Raises:
-        UnavailableError: torch is not imported or not supported by the hooks, or they can't be
-            compiled here; `.install` has the reason.
     """
     with _shim.lock:
         if _shim.module is not None:
@@ -107,10 +103,10 @@ def _connected(path: Path) -> ModuleType:
     return module
 
 
-def try_load(*, compile: bool = True) -> Any:
-    """The module `_torch`, or None with one warning per process; arguments as `load`."""
+def try_load() -> Any:
+    """The module `_torch`, or None with one warning per process."""
     try:
-        return load(compile=compile)
+        return load()
     except UnavailableError as error:
         with _shim.lock:
             reported, _shim.reported = _shim.reported, True
@@ -141,11 +137,7 @@ def loaded_path() -> Path | None:
 
 
 def call(function: Callable[..., object], *arguments: object) -> None:
-    """Call a function of the shim.
-
-    Raises:
-        UnavailableError: PyTorch refused; `.install` has its reason.
-    """
+    """Call a function of the shim."""
     try:
         function(*arguments)
     except RuntimeError as error:
@@ -165,11 +157,7 @@ _wrappers: dict[str, Callable[..., Any]] = {}
 
 
 def watch_cpu_thread(module: Any) -> None:
-    """Watch the calling thread.
-
-    Raises:
-        UnavailableError: PyTorch's profiler is running in it.
-    """
+    """Watch the calling thread."""
     call(module.watch_thread)
     with _cpu_lock:
         profiler: Any = sys.modules.get("torch.autograd.profiler")
@@ -181,11 +169,7 @@ def watch_cpu_thread(module: Any) -> None:
 
 
 def unwatch_cpu_thread(module: Any) -> None:
-    """Stop watching the calling thread; the last thread removes the wrappers.
-
-    Raises:
-        UnavailableError: Something else is on top of the watch, and must be removed first.
-    """
+    """Stop watching the calling thread; the last thread removes the wrappers."""
     call(module.unwatch_thread)
     _stepped_aside.value = False
     with _cpu_lock:
@@ -242,23 +226,14 @@ _MOST_ERRORS = 32
 
 @dataclass(frozen=True)
 class OomFact:
-    """One out-of-memory event.
+    """One out-of-memory event."""
 
-    Attributes:
-        device: The device's number; 0 for the CPU's allocator.
-        asked_bytes: The request, rounded to a segment.
-        total_bytes: The device's bytes, or the cap if a fraction is set.
-        free_bytes: The device's free bytes.
-        time_ns: Nanoseconds since the epoch.
-        thread_id: The operating system's id of the requesting thread.
-    """
-
-    device: int
+    device: int  # The device's number; 0 for the CPU's allocator.
     asked_bytes: int
-    total_bytes: int
-    free_bytes: int
-    time_ns: int
-    thread_id: int
+    total_bytes: int  # The device's bytes, or the cap if a fraction is set.
+    free_bytes: int  # The device's free bytes.
+    time_ns: int  # Nanoseconds since the epoch.
+    thread_id: int  # The operating system's id of the requesting thread.
 
 
 class OomSubscription:
@@ -296,12 +271,6 @@ def on_oom(callback: Callable[[OomFact], object]) -> OomSubscription:
 
     It runs on the requesting thread, without the allocator's lock. Its exceptions don't reach
     the program; `oom_errors` has them.
-
-    Args:
-        callback: Called with an `OomFact`, except for errors that it causes itself.
-
-    Raises:
-        UnavailableError: There are no hooks, or CUDA is not initialised.
     """
     module = load()
     subscription = OomSubscription(callback)
@@ -373,37 +342,21 @@ os.register_at_fork(after_in_child=_wanted.forget)
 
 @dataclass(frozen=True)
 class HookState:
-    """The state of the hooks in this process.
-
-    Attributes:
-        built_at: The path of the compiled module.
-        built_for: The version of torch that it was built for.
-        backend: The allocator that is followed: "cuda" or "cpu".
-        attached: The tracker is attached; it stays so until the process ends.
-        active: It records.
-        frames: Python frames kept per event.
-        frames_refused: Why no frames can be kept in this interpreter, or "".
-        events: Events kept per ring.
-        pushed: Events pushed so far, by device.
-        oom_attached: The out-of-memory observer is attached; it stays so as well.
-        ooms: Out-of-memory events since then.
-        threads: Watched threads (CPU only).
-        gaps: Times when PyTorch's profiler or another one had the reports (CPU only).
-    """
+    """The state of the hooks in this process."""
 
     built_at: str
-    built_for: str
-    backend: str
-    attached: bool
+    built_for: str  # The version of torch that it was built for.
+    backend: str  # The allocator that is followed: "cuda" or "cpu".
+    attached: bool  # The tracker is attached; it stays so until the process ends.
     active: bool
     frames: int
-    frames_refused: str
+    frames_refused: str  # Why no frames can be kept in this interpreter, or "".
     events: int
     pushed: dict[int, int] = field(hash=False)
-    oom_attached: bool
+    oom_attached: bool  # The out-of-memory observer is attached; it stays so as well.
     ooms: int
-    threads: int
-    gaps: int
+    threads: int  # Watched threads (CPU only).
+    gaps: int  # Times when PyTorch's profiler or another one had the reports (CPU only).
 
 
 def attach(events: int = 100_000, frames: int = 0) -> None:
@@ -412,16 +365,6 @@ def attach(events: int = 100_000, frames: int = 0) -> None:
     PyTorch can't detach the tracker: `silence` makes it almost idle. A running recording goes
     on; more events make new rings. On a torch for the CPU this watches the calling thread and
     PyTorch's work for it.
-
-    Args:
-        events: Events kept per ring, 64 bytes each; older ones are overwritten.
-        frames: Python frames kept per event, from the innermost, at most 64.
-
-    Raises:
-        UnavailableError: There are no hooks, or no device for a torch with CUDA; CUDA is not
-            initialised, PyTorch's own allocator is not in use, PyTorch's profiler is running
-            on this thread (CPU), or this interpreter's frames can't be read.
-        ValueError: `events` is below 1, or `frames` not 0 to 64.
     """
     events = min(whole_number("events", events), sys.maxsize)
     frames = whole_number("frames", frames)
@@ -493,7 +436,7 @@ def follow(events: int, frames: int) -> Callable[[], None]:
 
 
 def silence() -> None:
-    """Record nothing until `resume` or `attach`; a no-op with a follower or nothing attached.
+    """Record nothing until `attach`; a no-op with a follower or nothing attached.
 
     On CUDA the recording so far is set apart at once, since the layout changes without it.
     """
@@ -506,26 +449,6 @@ def _stop() -> None:
     if not _wanted.followers and loaded() is not None and loaded().state()["active"]:
         call(loaded().stop)
         _note_no_calls(loaded())
-
-
-def resume(frames: int | None = None) -> None:
-    """Record again; the recording before `silence` is set apart.
-
-    Args:
-        frames: As for `attach`; None for none.
-
-    Raises:
-        UnavailableError: Nothing is attached.
-    """
-    module = loaded()
-    if module is None or not module.state()["attached"]:
-        raise UnavailableError("an attached tracker", "call attach() first")
-    if not module.state()["active"]:
-        _note_calls(module)
-        try:
-            call(module.start, max(_wanted.frames(), frames or 0))
-        finally:
-            _note_no_calls(module)
 
 
 def state() -> HookState | None:
@@ -558,15 +481,7 @@ def state() -> HookState | None:
 
 
 def device_stats(device: int) -> dict[str, int]:
-    """The figures of `torch.cuda.memory_stats(device)` under the same keys, without the GIL.
-
-    Args:
-        device: The device's number; -1 is the CPU if its allocator is followed, with the
-            watched threads' allocations.
-
-    Raises:
-        UnavailableError: There are no hooks, no such device, or CUDA is not initialised.
-    """
+    """The figures of `torch.cuda.memory_stats(device)` under the same keys, without the GIL."""
     stats: dict[str, int] | None = load().device_stats(device)
     if stats is None:
         raise UnavailableError(f"device {device} in this process", "use the device first")
@@ -580,9 +495,6 @@ def watch_thread() -> None:
     threads (backward). PyTorch's profiler takes over a thread's reports while it runs, and the
     recording before is set apart. A block freed by an unwatched thread stays in the layout
     until its address is reused.
-
-    Raises:
-        UnavailableError: There are no hooks, or PyTorch's profiler is running here.
     """
     module = load()
     if module.backend == "cpu":
@@ -590,11 +502,7 @@ def watch_thread() -> None:
 
 
 def unwatch_thread() -> None:
-    """Stop following the calling thread.
-
-    Raises:
-        UnavailableError: Something else is on top of the watch, and must be removed first.
-    """
+    """Stop following the calling thread."""
     if loaded() is not None and loaded().backend == "cpu":
         unwatch_cpu_thread(loaded())
 

@@ -87,19 +87,12 @@ class Held:
 
 @dataclass(frozen=True)
 class Peaks:
-    """The peaks of one snapshot's trace; None and -1 without events.
+    """The peaks of one snapshot's trace; None and -1 without events."""
 
-    Attributes:
-        allocated: The most bytes allocated.
-        reserved: The most bytes reserved.
-        event: The event of the most bytes allocated.
-        held: (bytes, blocks) allocated then, by place.
-    """
-
-    allocated: int | None
-    reserved: int | None
-    event: int
-    held: Sums
+    allocated: int | None  # The most bytes allocated.
+    reserved: int | None  # The most bytes reserved.
+    event: int  # The event of the most bytes allocated.
+    held: Sums  # (bytes, blocks) allocated then, by place.
 
 
 def peaks_of(snap: Snapshot, device: int) -> Peaks:
@@ -234,22 +227,13 @@ _MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class SavedReport:
-    """A report saved by `neutracer report --json`.
+    """A report saved by `neutracer report --json`."""
 
-    Attributes:
-        name: The file's name, for messages.
-        devices: The entry of each device, by number.
-    """
-
-    name: str
-    devices: Mapping[int, Mapping[str, Any]]
+    name: str  # The file's name, for messages.
+    devices: Mapping[int, Mapping[str, Any]]  # The entry of each device, by number.
 
     def device(self, device: int | None) -> int:
-        """The device, or the only one.
-
-        Raises:
-            ValueError: There is no such device, or there are several and None was given.
-        """
+        """The device, or the only one."""
         known = tuple(self.devices)
         if device is None and len(known) == 1:
             return known[0]
@@ -303,11 +287,7 @@ def _typed(value: Any, kind: type[Any]) -> Any:
 
 
 def saved_report(source: object) -> SavedReport | None:
-    """The report at a path or from `to_dict()`; None for any other source.
-
-    Raises:
-        SnapshotError: It is JSON, but not a report on one snapshot.
-    """
+    """The report at a path or from `to_dict()`; None for any other source."""
     if isinstance(source, SavedReport):
         return source
     if isinstance(source, Mapping):

@@ -51,7 +51,6 @@ class Trend:
         teeth: Falls that ended a gradual rise: 0, or at least 2.
         tooth: The median fall in bytes.
         tooth_slope: The median rise in bytes per step between two falls.
-        bursts: Rises that were taken back within a few steps.
         jumps: (step, bytes) of each sudden change of the level.
     """
 
@@ -70,7 +69,6 @@ class Trend:
     teeth: int
     tooth: float
     tooth_slope: float
-    bursts: int
     jumps: tuple[tuple[int, float], ...]
 
     @property
@@ -86,24 +84,17 @@ class Trend:
 def trend_of(name: str, values: array[int], unit: str = "step") -> Trend:
     """The trend of a non-empty series of unsigned 64-bit numbers."""
     found: dict[str, Any] = core.find_trend(values, True, unit == "window")
+    warmup = min(found["warmup"], len(values))
+    names = ("slope", "grows", "level", "last", "memory", "is_levelling", "is_in_doubt")
     return Trend(
         name=name,
-        warmup=min(found["warmup"], len(values)),
-        steps=len(values) - min(found["warmup"], len(values)),
-        slope=found["slope"],
+        warmup=warmup,
+        steps=len(values) - warmup,
         interval=(found["low"], found["high"]),
         p_value=math.erfc(found["score"] / math.sqrt(2)) / 2,
-        grows=found["grows"],
-        level=found["level"],
-        last=found["last"],
-        memory=found["memory"],
-        is_levelling=found["is_levelling"],
-        is_in_doubt=found["is_in_doubt"],
         teeth=found["teeth"] if found["teeth"] >= 2 else 0,
-        tooth=found["tooth"],
-        tooth_slope=found["tooth_slope"],
-        bursts=found["bursts"],
         jumps=tuple(found["jumps"]),
+        **{name: found[name] for name in (*names, "tooth", "tooth_slope")},
     )
 
 
@@ -199,11 +190,6 @@ def numbers(values: object, what: str = "a series") -> array[int]:
 
     Args:
         values: A sequence of numbers, or a buffer of them.
-        what: Its name in errors.
-
-    Raises:
-        TypeError: A value is not a number.
-        ValueError: A value is negative, not finite, or above 2**63.
     """
     if isinstance(values, array) and values.typecode == "Q":
         return values
@@ -252,11 +238,7 @@ _DIGITS = re.compile(r"\d+")
 
 
 def checked_steps(steps: Sequence[int], count: int, what: str) -> list[int]:
-    """Validated beginnings of steps among `count` values.
-
-    Raises:
-        ValueError: They are not whole numbers, don't rise, or are out of range.
-    """
+    """Validated beginnings of steps among `count` values."""
     try:
         starts = [int(step) for step in steps]
     except (TypeError, ValueError, OverflowError):
@@ -270,8 +252,7 @@ def checked_steps(steps: Sequence[int], count: int, what: str) -> list[int]:
 
 def step_marks(phases: Any) -> list[int] | None:
     """The phases that begin steps: those with the commonest label, digits aside."""
-    labels = _labels(phases)
-    patterns = [_DIGITS.sub("#", label) if label else None for label in labels or ()]
+    patterns = [_DIGITS.sub("#", label) if label else None for label in phases["label"]]
     common = Counter(pattern for pattern in patterns if pattern).most_common(1)
     if not common or common[0][1] < 3:
         return None
@@ -279,20 +260,9 @@ def step_marks(phases: Any) -> list[int] | None:
 
 
 def time_steps(
-    times: Sequence[int],
-    count: int,
-    monitor: Any,
-    steps: Sequence[int] | None,
-    step_us: float | None,
+    times: Sequence[int], count: int, steps: Sequence[int] | None, step_us: float | None
 ) -> tuple[list[int], str, str]:
-    """The beginnings of steps in a series with times, their definition, and their unit.
-
-    Raises:
-        ValueError: The given steps are not times within the series.
-    """
-    if steps is None and not step_us:
-        given = [_mark_time(mark) for mark in getattr(monitor, "marks", ())]
-        steps = [at for at in given if at is not None] if len(given) >= 3 else None
+    """The beginnings of steps in a series with times, their definition, and their unit."""
     if times and steps is not None:
         starts = _at_times(times, steps)
         if not starts:
@@ -317,18 +287,6 @@ def _each_period(times: Sequence[int], step_us: float) -> list[int]:
     first, length = times[0], max(int(step_us), 1)
     periods = [(time - first) // length for time in times]
     return [0, *(at for at, (a, b) in enumerate(pairwise(periods), 1) if b > a)]
-
-
-def _mark_time(mark: Any) -> int | None:
-    time = getattr(mark, "time_us", mark)
-    time = time[0] if isinstance(time, tuple) else time
-    return int(time) if isinstance(time, (int, float)) else None
-
-
-def _labels(phases: Any) -> Any:
-    """The column "label" of a mapping or a Table, or None."""
-    columns = phases if isinstance(phases, Mapping) else getattr(phases, "columns", ())
-    return phases["label"] if "label" in columns else None
 
 
 def trace_steps(
@@ -379,17 +337,12 @@ def observe(
     capacity: int | None,
     device: int | None,
 ) -> tuple[Observed, tuple[Snapshot, ...]]:
-    """A source as one value per step, and its snapshots.
-
-    Raises:
-        TypeError: It is not a source of `leak_trend`.
-        ValueError: It is empty, or steps and source don't fit.
-    """
+    """A source as one value per step, and its snapshots."""
     if isinstance(source, (str, bytes, bytearray, os.PathLike)) or hasattr(source, "read"):
         source = opened(cast(Any, source))
     if isinstance(source, Snapshot):
         return observe_trace(source, step_us, steps, capacity, device), (source,)
-    if hasattr(source, "series") and not isinstance(source, (Mapping, type)):
+    if hasattr(source, "device_series") and not isinstance(source, type):
         return _of_monitor(source, step_us, steps, capacity, device), ()
     if isinstance(source, Mapping):
         return _of_columns(source, step_us, steps, capacity), ()
@@ -485,12 +438,12 @@ def _of_monitor(
     device: int | None,
 ) -> Observed:
     """A MemoryMonitor: by its marks, or else by windows of time."""
-    if capacity is None and hasattr(monitor, "get_stats"):
+    if capacity is None:
         capacity = int(monitor.get_stats().get("total_bytes", 0)) or None
-    table = _rows(monitor, "phases", device)
-    marks = None if table is None or steps is not None or step_us else step_marks(table)
-    if table is None or marks is None:
-        table = _rows(monitor, "series", device)
+    table = monitor.device_phases(device)
+    marks = None if steps is not None or step_us else step_marks(table)
+    if marks is None:
+        table = monitor.device_series(device)
     found: dict[str, array[int]] = {}
     for name, names in _COLUMNS.items():
         column = _any_of(table, names)
@@ -502,7 +455,7 @@ def _of_monitor(
     unit = "step"
     if marks is None:
         times = found.get("time_us", array("Q"))
-        marks, how, unit = time_steps(times, len(found["allocated"]), monitor, steps, step_us)
+        marks, how, unit = time_steps(times, len(found["allocated"]), steps, step_us)
     peaks = found.pop("peaks", found["allocated"])
     most = highs(peaks, marks)
     used = found.get("device_used")
@@ -512,13 +465,6 @@ def _of_monitor(
         edges = pairwise([*marks, len(used)])
         by_step["device_used"] = array("Q", (sorted(used[a:b])[(b - a) // 2] for a, b in edges))
     return _observed(by_step, how, capacity, step_us, most, unit)
-
-
-def _rows(monitor: Any, name: str, device: int | None) -> Any:
-    of_device = getattr(monitor, f"device_{name}", None)
-    if of_device is not None:
-        return of_device(device)
-    return getattr(monitor, name, None)
 
 
 def _of_snapshots(

@@ -141,11 +141,7 @@ def profiler_is_active() -> bool:
 
 
 class ProfilerWatch:
-    """Calls a function before each start of a device profiler, until removed.
-
-    Args:
-        before: Called in the thread that starts the profiler.
-    """
+    """Calls a function before each start of a device profiler, until removed."""
 
     def __init__(self, before: Callable[[], None]) -> None:
         self._before: Callable[[], None] | None = before
@@ -157,11 +153,6 @@ class ProfilerWatch:
                 self._replaced = original
                 self._stand_in = self._make(original)
                 setattr(self._module, _NAME, self._stand_in)
-
-    @property
-    def is_watching(self) -> bool:
-        """False if torch is not imported, or lacks the function."""
-        return self._before is not None and self._replaced is not None
 
     def _make(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def prepare_profiler(config: Any, activities: Any, *rest: Any, **more: Any) -> Any:

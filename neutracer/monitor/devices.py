@@ -94,9 +94,6 @@ def visible_devices() -> tuple[VisibleDevice, ...]:
     """The devices that CUDA shows, or would show, to this process, in its order.
 
     A started CUDA reports them; otherwise CUDA_VISIBLE_DEVICES selects from NVML's list.
-
-    Raises:
-        UnavailableError: There is neither NVML nor a started CUDA.
     """
     opened = devices()
     try:
@@ -171,10 +168,6 @@ def find_device(device: object = None) -> VisibleDevice:
 
     Args:
         device: Its number, "cuda", "cuda:1", a torch.device, or None for the only one.
-
-    Raises:
-        UnavailableError: No device is visible to this process.
-        ValueError: There is no such device, or None was given and there are several.
     """
     shown = visible_devices()
     if not shown:
@@ -204,13 +197,7 @@ def _index_of(device: object) -> int | None:
 
 
 def device_memory(device: VisibleDevice | int) -> DeviceMemory:
-    """The memory of a device, or of its number, now; about 4 microseconds with NVML.
-
-    Raises:
-        UnavailableError: NVML does not know it, and CUDA was not started here.
-        OSError: The device does not answer.
-        ValueError: There is no such device.
-    """
+    """The memory of a device, or of its number, now; about 4 microseconds with NVML."""
     one = find_device(device) if isinstance(device, int) else device
     if one.slot is not None:
         return DeviceMemory(*devices().memory(one.slot))
@@ -222,9 +209,6 @@ def device_processes(device: VisibleDevice | int) -> tuple[ProcessUse, ...]:
 
     NVML's figures include contexts and libraries. In a container its pids are the host's, and names
     are known only if this process is listed.
-
-    Raises:
-        UnavailableError: NVML is missing, or has no list of processes here.
     """
     one = find_device(device) if isinstance(device, int) else device
     if one.slot is None:

@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import os
-import pickle
 import socket
 import socketserver
 import sys
@@ -33,7 +32,7 @@ from neutracer.heap.watch import prepare_heap
 from neutracer.hooks.live import take
 from neutracer.monitor.memory_monitor import MemoryMonitor
 from neutracer.pickling import StaysHere
-from neutracer.recording.recorder import light_symbols, torch_with_cuda
+from neutracer.recording.recorder import dumped, torch_with_cuda
 from neutracer.recording.sidecar import rank_facts
 from neutracer.render.document import clean
 from neutracer.trace.events import device_name
@@ -147,17 +146,7 @@ def _layout() -> Snapshot:
         torch = torch_with_cuda()
         if not torch.cuda.is_initialized():
             raise NeutracerError("CUDA is not in use yet")
-        with light_symbols():
-            return load(pickle.dumps(_dump(), protocol=4))
-
-
-def _dump() -> Any:
-    """PyTorch's own dump, without traces if it supports that."""
-    dump = sys.modules["torch"]._C._cuda_memorySnapshot
-    try:
-        return dump((0, 0, False))
-    except (TypeError, RuntimeError):
-        return dump(None)
+        return load(dumped(torch.cuda, traces=False))
 
 
 def _holders(snap: Snapshot, device: int, number: int) -> list[dict[str, Any]]:
@@ -192,9 +181,6 @@ def page_of(
     """The data for `neutracer top`, of schema "neutracer.top/1".
 
     Args:
-        monitor: The monitor.
-        probes: The probed figures.
-        rank: The job's rank.
         seconds: Length of the curves; None is the whole run.
     """
     devices = []
@@ -281,9 +267,7 @@ class Application:
     """Routes requests to prometheus_client's application or to a page.
 
     Args:
-        metrics: The application of prometheus_client.
         page: Makes the data for `neutracer top`, of the last seconds given or of the whole run.
-        routes: Further answers, by method and path.
     """
 
     def __init__(

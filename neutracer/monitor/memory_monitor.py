@@ -140,12 +140,7 @@ def alert_rules(
     hysteresis: float,
     patience: float,
 ) -> tuple[tuple[float, float, int], ...]:
-    """The core's rules (limit, clear, patience in microseconds), by kind.
-
-    Raises:
-        ValueError: A limit is out of range.
-        TypeError: A limit is not a number.
-    """
+    """The core's rules (limit, clear, patience in microseconds), by kind."""
     for name, share in (
         ("alert_threshold", threshold),
         ("fragmentation_threshold", fragmentation),
@@ -249,21 +244,14 @@ _LONGEST_WAIT_S = 60.0
 class Road:
     """The source of a monitor's readings: the hooks' native figures, or without hooks PyTorch's
     Python API.
-
-    Attributes:
-        devices: The devices' numbers; -1 is the CPU.
-        slots: NVML's number for each, or -1.
-        nvml: The opened NVML, or None.
-        source: A capsule with native functions, None for the hooks' own, False for none.
-        name: "hooks", "python" or the capsule's origin.
-        release: Ends the following of the hooks at the monitor's end, or None.
     """
 
-    devices: tuple[int, ...]
-    slots: tuple[int, ...]
-    nvml: object
-    source: object
-    name: str
+    devices: tuple[int, ...]  # The devices' numbers; -1 is the CPU.
+    slots: tuple[int, ...]  # NVML's number for each, or -1.
+    nvml: object  # The opened NVML, or None.
+    source: object  # A capsule with native functions, None for the hooks' own, False for none.
+    name: str  # "hooks", "python" or the capsule's origin.
+    # Ends the following of the hooks at the monitor's end, or None.
     release: Callable[[], None] | None = None
 
 
@@ -286,13 +274,7 @@ def _number(device: object) -> int:
 
 
 def find_road(devices: tuple[int, ...] | None) -> Road:
-    """The source for these devices, or for all.
-
-    Raises:
-        UnavailableError: torch is not imported; or there is no CUDA device, and the CPU can't
-            be monitored either.
-        ValueError: There is no such device.
-    """
+    """The source for these devices, or for all."""
     torch = sys.modules.get("torch")
     if torch is None:
         raise UnavailableError("torch in this process", "import torch first")

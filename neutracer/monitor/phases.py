@@ -38,26 +38,18 @@ from neutracer.units import format_bytes
 
 
 class Counters(NamedTuple):
-    """A CUDA device at a boundary of phases, in bytes.
-
-    Attributes:
-        device: The device.
-        allocated, reserved: Now.
-        allocated_peak, reserved_peak: Since the last boundary; if not `is_exact`, at least that.
-        retries, ooms: Since the process began.
-        counts: The allocator's counts of events, or None.
-        is_exact: The peaks are complete: the hooks followed every event.
-    """
+    """A CUDA device at a boundary of phases, in bytes."""
 
     device: int
     allocated: int
+    # allocated_peak, reserved_peak: Since the last boundary; if not `is_exact`, at least that.
     allocated_peak: int
     reserved: int
     reserved_peak: int
     retries: int
     ooms: int
-    counts: Counts | None = None
-    is_exact: bool = False
+    counts: Counts | None = None  # The allocator's counts of events, or None.
+    is_exact: bool = False  # The peaks are complete: the hooks followed every event.
 
 
 def _cuda() -> Any:
@@ -168,21 +160,13 @@ _MOST_MARKS = 20_000
 
 
 class Mark(NamedTuple):
-    """A boundary of a phase.
+    """A boundary of a phase."""
 
-    Attributes:
-        begins: Whether it is the beginning.
-        name: The annotation's name.
-        device: The current device; 0 before CUDA is used.
-        time_us: Microseconds since the epoch.
-        counts: The device's counts of events, or None.
-    """
-
-    begins: bool
+    begins: bool  # Whether it is the beginning.
     name: str
-    device: int
-    time_us: int
-    counts: Counts | None
+    device: int  # The current device; 0 before CUDA is used.
+    time_us: int  # Microseconds since the epoch.
+    counts: Counts | None  # The device's counts of events, or None.
 
 
 class _Marks:
@@ -226,7 +210,6 @@ class _Marks:
         of the events around it.
 
         Args:
-            traces: The traces, by device.
             before: `CACHE_CALLS.now()` before they were taken.
         """
         marks = list(self._all)
@@ -350,19 +333,15 @@ class Running:
 RUNNING = Running()
 
 
-def shapes_of(batch: object, name: str = "") -> dict[str, str]:
+def shapes_of(batch: object) -> dict[str, str]:
     """The dtypes and shapes of a batch's tensors, by path; keeps no reference.
-
-    Args:
-        batch: A tensor, or a nested dict, list or tuple of tensors.
-        name: The prefix of the paths.
 
     Example:
         >>> shapes_of({"labels": 3})
         {}
     """
     found: dict[str, str] = {}
-    _collect(batch, name, found, depth=0)
+    _collect(batch, "", found, depth=0)
     return found
 
 

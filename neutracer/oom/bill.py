@@ -253,15 +253,7 @@ def bill_at(snap: Snapshot, device: int, event: int) -> Bill:
     """The bill of a moment at which no request failed.
 
     Args:
-        snap: The snapshot.
-        device: The device.
         event: The event of its trace after which to look; -1 is before the first.
-
-    Example:
-        >>> import neutracer
-        >>> bill = bill_at(neutracer.load("tests/data/train_resnet_healthy.pickle.xz"), 0, 2500)
-        >>> bill.limit_is, bill.missing_bytes, bill.rounds
-        ('known part', 0, 0)
     """
     timeline, room = snap.timeline(device), snap.beside.rooms.get(device)
     reserved = timeline.reserved[event] if event >= 0 else timeline.facts["start_bytes"][2]
@@ -350,7 +342,6 @@ class _Lines:
         """Look at moments of a timeline.
 
         Args:
-            moments: Events.
             names_passes: Whether blocks without a stack are of the line whose backward pass, or
                 whose forward operation, made them; that is looked up by block.
         """

@@ -171,29 +171,17 @@ _INACTIVE = 0
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A segment as the request saw it.
-
-    Attributes:
-        row: Its row.
-        is_own: Whether it is of the request's pool and stream.
-        is_kind: Whether it is of the request's kind, small or large.
-        is_default: Whether it is of the default pool.
-        page: Bytes of a page, of an expandable one; 0 for others.
-        address: Where it begins.
-        size: Its bytes.
-        first: Row of its first block.
-        end: Row after its last block.
-    """
+    """A segment as the request saw it."""
 
     row: int
-    is_own: bool
-    is_kind: bool
-    is_default: bool
-    page: int
-    address: int
-    size: int
-    first: int
-    end: int
+    is_own: bool  # Whether it is of the request's pool and stream.
+    is_kind: bool  # Whether it is of the request's kind, small or large.
+    is_default: bool  # Whether it is of the default pool.
+    page: int  # Bytes of a page, of an expandable one; 0 for others.
+    address: int  # Where it begins.
+    size: int  # Its bytes.
+    first: int  # Row of its first block.
+    end: int  # Row after its last block.
 
 
 class Room:
@@ -361,10 +349,6 @@ class Room:
 
         The allocator gives wholly free segments back before it fails, of every stream of
         the default pool, and of expandable ones the whole pages between their blocks.
-
-        Args:
-            freed: Addresses at which blocks begin that are free as well.
-            more: Bytes that the device could give in addition.
         """
         hole, given_back = self._freed(freed) if freed else self._standing
         if hole >= self.failure.size:
@@ -446,27 +430,16 @@ _ALL_OF_IT = 0.9
 
 @dataclass(frozen=True)
 class Case:
-    """All that a verdict is given on.
-
-    Attributes:
-        snap: The snapshot.
-        timeline: The device's trace; None where it is empty.
-        room: The layout when the request failed.
-        facts: What is known beside the snapshot.
-        phase: The phase it happened in.
-        place: The line that asked.
-        moment: The event of the trace whose state is looked at; None: the end.
-        stack: The stack of the request, innermost first.
-    """
+    """All that a verdict is given on."""
 
     snap: Snapshot
-    timeline: Timeline | None
-    room: Room
+    timeline: Timeline | None  # The device's trace; None where it is empty.
+    room: Room  # The layout when the request failed.
     facts: OomFacts
     phase: Phase
     place: Place
-    moment: int | None
-    stack: tuple[Frame, ...]
+    moment: int | None  # The event of the trace whose state is looked at; None: the end.
+    stack: tuple[Frame, ...]  # The stack of the request, innermost first.
 
     @property
     def failure(self) -> Failure:
@@ -609,14 +582,10 @@ class Case:
         total = sum(nbytes for _, nbytes, _ in by_line)
         return tuple(
             Holding(
-                place.function,
-                place.filename,
-                place.line,
-                nbytes,
-                count,
-                nbytes / total if total else 0.0,
-                place.package,
-                place.caller,
+                **vars(place),
+                bytes=nbytes,
+                count=count,
+                share=nbytes / total if total else 0.0,
             )
             for place, nbytes, count in by_line
         )

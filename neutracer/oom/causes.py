@@ -51,19 +51,12 @@ _VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
 @dataclass(frozen=True)
 class SettingsAdvice:
-    """What settings would have done for a request.
+    """What settings would have done for a request."""
 
-    Attributes:
-        notes: What to set, each with what is known of it.
-        setting: The first of them, as PYTORCH_CUDA_ALLOC_CONF takes it; "" is the default.
-        tried: How many settings were replayed.
-        is_sure: Whether a replay says that the program goes on under the first.
-    """
-
-    notes: tuple[Note, ...] = ()
-    setting: str = ""
+    notes: tuple[Note, ...] = ()  # What to set, each with what is known of it.
+    setting: str = ""  # The first of them, as PYTORCH_CUDA_ALLOC_CONF takes it; "" is the default.
     tried: int = 0
-    is_sure: bool = False
+    is_sure: bool = False  # Whether a replay says that the program goes on under the first.
 
 
 def settings_advice(case: Case, trials: Trials) -> SettingsAdvice:
@@ -981,19 +974,12 @@ _COLUMNS = ("alloc_event", "stack", "size")
 
 @dataclass(frozen=True)
 class Repeats:
-    """What a step made more often than any before it.
+    """What a step made more often than any before it."""
 
-    Attributes:
-        place: The line that made most of it.
-        callers: The lines that called it, innermost first.
-        times: How many times as often as the step before it that did so most often.
-        in_library: Whether a library calls that line, so that the loop is the library's.
-    """
-
-    place: Place
-    callers: tuple[Place, ...]
-    times: float
-    in_library: bool
+    place: Place  # The line that made most of it.
+    callers: tuple[Place, ...]  # The lines that called it, innermost first.
+    times: float  # How many times as often as the step before it that did so most often.
+    in_library: bool  # Whether a library calls that line, so that the loop is the library's.
 
 
 def repeats_of(case: Case) -> Repeats | None:
@@ -1231,15 +1217,9 @@ def _other_ways(trials: Trials) -> tuple[Note, ...]:
 
 @dataclass(frozen=True)
 class _Share:
-    """The part of a step's size that fits.
+    """The part of a step's size that fits."""
 
-    Attributes:
-        value: The part; None: not known.
-        text: The same in words.
-        finishes: As of a verdict that advises it.
-    """
-
-    value: float | None
+    value: float | None  # The part; None: not known.
     text: str
     finishes: bool | None = None
 

@@ -220,13 +220,7 @@ class ExplainReport(Report):
 
 
 def unknown_finding(request: int, segment: int, hole: int) -> Finding:
-    """What is said of a request of which it can't be known whether it would fit.
-
-    Args:
-        request: Its bytes.
-        segment: The new memory that it needs.
-        hole: The largest hole that it could have used.
-    """
+    """What is said of a request of which it can't be known whether it would fit."""
     message = f"whether {format_bytes(request)} would fit is unknown without a capacity"
     inside = f"no free block is above {format_bytes(hole)}" if hole else "no block is free"
     evidence = Note(f"It needs {format_bytes(segment)} of new memory: {inside}.")
@@ -384,11 +378,7 @@ def explained(
     event: int | None = None,
     request: int | str | None = None,
 ) -> ExplainReport:
-    """`explain` of one device, without the findings on the file itself.
-
-    Raises:
-        ValueError: No request failed on it, or not at this event.
-    """
+    """`explain` of one device, without the findings on the file itself."""
     notes: list[str] = []
     timeline = snap.timeline(number) if snap.trace_length(number) else None
     ooms = _oom_events(timeline)

@@ -247,13 +247,7 @@ def facts_at(beside: Beside, time_us: int | None) -> OomFacts | None:
 
 
 def with_room(facts: OomFacts, room: DeviceRoom | None) -> OomFacts:
-    """The facts, with what limited the process taken from elsewhere where they don't say it.
-
-    Args:
-        facts: What is known of the failure.
-        room: What the JSON beside the file says of the device, or this process's own; None:
-            nothing does.
-    """
+    """The facts, with what limited the process taken from elsewhere where they don't say it."""
     if room is None:
         return facts
     total, limit = facts.device_total_bytes, facts.limit_bytes
@@ -278,25 +272,15 @@ _SHARING = 10 << 20
 
 @dataclass(frozen=True)
 class Failure:
-    """A request that failed, or one that is asked about.
+    """A request that failed, or one that is asked about."""
 
-    Attributes:
-        event: Its event in the device's trace; None where it has none.
-        time_us: When it was, in microseconds since the epoch; None where unknown.
-        size: Its bytes as the allocator rounded them.
-        stream: The raw stream.
-        pool: The private pool; (0, 0) is the default pool.
-        stack: Where in the program, innermost first; empty where unknown.
-        happened: It failed; else it is only asked about.
-    """
-
-    event: int | None
-    time_us: int | None
-    size: int
+    event: int | None  # Its event in the device's trace; None where it has none.
+    time_us: int | None  # When it was, in microseconds since the epoch; None where unknown.
+    size: int  # Its bytes as the allocator rounded them.
     stream: int = 0
-    pool: tuple[int, int] = (0, 0)
-    stack: tuple[Frame, ...] = ()
-    happened: bool = True
+    pool: tuple[int, int] = (0, 0)  # The private pool; (0, 0) is the default pool.
+    stack: tuple[Frame, ...] = ()  # Where in the program, innermost first; empty where unknown.
+    happened: bool = True  # It failed; else it is only asked about.
 
     @property
     def is_small(self) -> bool:
@@ -314,27 +298,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the process could still have taken from the device. Sizes in bytes.
-
-    Attributes:
-        reserved: What it had.
-        device_free: What the device had left; None where nobody said.
-        limit: What PyTorch kept the process below; None where it did not, or not there.
-        limit_is_guess: The limit is the roundest that the trace's failures allow.
-        total: All of the device's memory; None where nobody said.
-        process: All that this process had on the device; None where nobody said.
-        others: What other processes had on it; None where nobody said.
-        asked: The device's bytes as the user says; None where nobody does.
-    """
+    """What the process could still have taken from the device. Sizes in bytes."""
 
     reserved: int
-    device_free: int | None
-    limit: int | None
-    limit_is_guess: bool
-    total: int | None
-    process: int | None
-    others: int | None
-    asked: int | None = None
+    device_free: int | None  # What the device had left; None where nobody said.
+    limit: int | None  # What PyTorch kept the process below; None where it did not, or not there.
+    limit_is_guess: bool  # The limit is the roundest that the trace's failures allow.
+    total: int | None  # All of the device's memory; None where nobody said.
+    process: int | None  # All that this process had on the device; None where nobody said.
+    others: int | None  # What other processes had on it; None where nobody said.
+    asked: int | None = None  # The device's bytes as the user says; None where nobody does.
 
     @property
     def headroom(self) -> int:
@@ -377,11 +350,7 @@ def budget_of(
     """What the process could still have taken when a request failed.
 
     Args:
-        snap: The snapshot.
-        device: The device.
-        failure: The request.
         reserved: Bytes that the process had reserved then.
-        facts: What is known beside the snapshot.
         capacity: The device's bytes as the user says; None: as recorded.
     """
     total = facts.device_total_bytes if capacity is None else capacity

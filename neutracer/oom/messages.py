@@ -122,14 +122,7 @@ def messages_report(lines: Iterable[str], file: str) -> OomMessagesReport | None
     """The report on the messages in the lines of a log; None where there are none.
 
     Args:
-        lines: The log.
         file: Its name, for the title.
-
-    Example:
-        >>> line = "CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of "
-        >>> report = messages_report([line + "8.00 GiB of which 7.00 GiB is free."], "job.log")
-        >>> report.messages[0].kind
-        'unreasonable_request'
     """
     found: dict[tuple[int | None, str], OomMessage] = {}
     for at, text, before in _texts(lines):
@@ -178,11 +171,7 @@ def _message(at: int, text: str, lines: list[str]) -> OomMessage:
         rank=rank,
         kind=kind,
         verdict=verdict,
-        function=place.function,
-        filename=place.filename,
-        line=place.line,
-        package=place.package,
-        caller=place.caller,
+        **vars(place),
         device=facts.device,
         request=" ".join(sizes[-2:]),
         request_bytes=facts.segment_bytes or 0,

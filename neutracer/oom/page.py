@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from neutracer.arguments import running_shell
 from neutracer.heap.holders import notebook_holders
 from neutracer.oom.facts import OomFacts
 from neutracer.recording.sidecar import rank_text
@@ -156,7 +157,7 @@ def tell_after_cells(reports: Callable[[], Sequence[object]]) -> Callable[[], No
     Returns:
         Ends it. Where there is no IPython, nothing is begun.
     """
-    shell = _shell()
+    shell = running_shell()
     if shell is None:
         return lambda: None
     told = [len(reports())]
@@ -177,12 +178,6 @@ def tell_after_cells(reports: Callable[[], Sequence[object]]) -> Callable[[], No
             _LOGGER.debug("the notebook's callback was gone already")
 
     return end
-
-
-def _shell() -> Any:
-    module = sys.modules.get("IPython.core.interactiveshell")
-    kind = getattr(module, "InteractiveShell", None)
-    return getattr(kind, "_instance", None)
 
 
 def _tell() -> None:

@@ -121,17 +121,14 @@ def site_of(device: int, stack: Stack) -> tuple[object, ...]:
     return (device, _handling(), *stack[:_SITE_FRAMES])
 
 
-def facts_of(told: OutOfMemory, frame: FrameType | None, *, with_garbage: bool = True) -> OomFacts:
+def facts_of(told: OutOfMemory, frame: FrameType | None) -> OomFacts:
     """Everything that is known beside the snapshot.
 
     Args:
-        told: What PyTorch said.
         frame: As `asking_frame` gives it.
-        with_garbage: Whether the heap is walked for what only a collection would free:
-            some 0.2 microseconds an object.
     """
     torch = sys.modules["torch"]
-    garbage, addresses = _garbage(told.device) if with_garbage else (None, ())
+    garbage, addresses = _garbage(told.device)
     own, others = _uses(told.device)
     return OomFacts(
         device=told.device,
@@ -268,18 +265,7 @@ _HOOK_EVENT_S = 2e-6
 def write_down(
     told: OutOfMemory, frame: FrameType | None, directory: str, seconds: float
 ) -> OomReport:
-    """Take the snapshot, explain it, write the three files; nothing is raised.
-
-    Args:
-        told: What PyTorch said.
-        frame: The frame that asked.
-        directory: Where the files go.
-        seconds: The most time that may go by. A step that can't be interrupted is not
-            begun where it would not end in time.
-
-    Returns:
-        The report. What is missing is in `left_out`.
-    """
+    """Take the snapshot, explain it, write the three files; nothing is raised."""
     # A collection in between would run the program's finalizers, and free what is reported.
     collects = gc.isenabled()
     gc.disable()

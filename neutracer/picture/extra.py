@@ -31,12 +31,7 @@ def marked(title: str, snap: Snapshot) -> str:
 
 
 def require_matplotlib() -> None:
-    """Make sure that matplotlib is there.
-
-    Raises:
-        UnavailableError: It is not installed, and what to install; or what keeps it, or what
-            it needs, from being imported.
-    """
+    """Make sure that matplotlib is there."""
     try:
         importlib.import_module("matplotlib.figure")
     except ModuleNotFoundError:
@@ -58,11 +53,7 @@ def opened(source: Snapshot | SnapshotSource | Outcome) -> Snapshot:
 
 
 def palette_of(dark: bool | None) -> Palette:
-    """The colours for a dark page or a light one; None is what matplotlib's style is for.
-
-    Raises:
-        UnavailableError: matplotlib is not installed.
-    """
+    """The colours for a dark page or a light one; None is what matplotlib's style is for."""
     if dark is None:
         require_matplotlib()
         from matplotlib import rcParams
@@ -95,11 +86,6 @@ def picture_file(
     Args:
         output: Where to.
         sources: What is drawn, as for `check_output`.
-
-    Raises:
-        UnavailableError: matplotlib is not installed.
-        ValueError: The name ends in no format that matplotlib writes, or is a source's.
-        TypeError: It is neither a path nor a file.
     """
     require_matplotlib()
     if output is None:
@@ -144,9 +130,6 @@ def save_picture(
 
     Returns:
         The figure.
-
-    Raises:
-        OSError: It can't be written.
     """
     from neutracer.picture.figure import in_plain_text
 
@@ -177,15 +160,8 @@ def moment(event: int) -> str:
     return f"at event {event:,}" if event >= 0 else "at the start"
 
 
-def picture(width: float, height: float, background: str, dpi: float = 100) -> Any:
-    """An empty figure that shows itself in a notebook, and belongs to no window.
-
-    Args:
-        width: Inches.
-        height: Inches.
-        background: Its colour.
-        dpi: Pixels an inch.
-    """
+def picture(width: float, height: float, background: str) -> Any:
+    """An empty figure that shows itself in a notebook, and belongs to no window."""
     from neutracer.picture.figure import Picture
 
-    return Picture(figsize=(width, height), dpi=dpi, facecolor=background)
+    return Picture(figsize=(width, height), dpi=100, facecolor=background)

@@ -93,9 +93,6 @@ class Picture(Figure):  # type: ignore[misc]
         """Have a notebook show another picture where its theme is dark, also when that changes.
 
         It does so until the figure is changed: what it shows is then this figure alone.
-
-        Args:
-            dark: Makes the same picture for a dark page.
         """
         self._dark = dark
         self.stale_callback = Picture._changed
@@ -134,15 +131,7 @@ class Picture(Figure):  # type: ignore[misc]
                 text.set_text(_drawable(words, text.get_fontproperties()))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the picture as a file, in the format that its name ends in, whole or not at all.
-
-        Args:
-            path: Where to: .png, .svg, .pdf, .html, or what else matplotlib writes.
-
-        Raises:
-            ValueError: It ends in no format that there is.
-            OSError: The file can't be written.
-        """
+        """Write the picture as a file, in the format that its name ends in, whole or not at all."""
         name = path_name(path, "path")
         ending = os.path.splitext(name)[1].lower().removeprefix(".")
         known = {**self.canvas.get_supported_filetypes(), "html": ""}
@@ -235,14 +224,7 @@ def plain_axes(axes: Any, palette: Palette, spines: tuple[str, ...] = ("left", "
 
 
 def byte_axis(axis: Any, most: int, count: int, labelled: bool = True) -> None:
-    """Ticks at round numbers of one binary unit; the unit is the axis' name.
-
-    Args:
-        axis: A matplotlib axis of bytes from 0 on.
-        most: Its upper end.
-        count: Steps at most.
-        labelled: Whether it has numbers and a name.
-    """
+    """Ticks at round numbers of one binary unit; the unit is the axis' name."""
     unit = "KiB" if most < 4 << 20 else "MiB" if most < _GIB_FROM else "GiB"
     factor = units.BYTE_UNITS[unit]
     steps = (size * 10**power for power in range(-1, 13) for size in (1, 2, 5))
@@ -266,12 +248,7 @@ def power_name(nbytes: int) -> str:
 
 
 class _ScaledLocator(MaxNLocator):  # type: ignore[misc]
-    """Ticks at round numbers of a unit.
-
-    Args:
-        unit: How much of the axis it is.
-        integer: Whether a tick is a whole number of it.
-    """
+    """Ticks at round numbers of a unit."""
 
     def __init__(self, unit: float, integer: bool) -> None:
         super().__init__(6, integer=integer, steps=[1, 2, 5, 10])
@@ -286,7 +263,6 @@ def time_axis(axes: Any, by_time: bool, events: int) -> None:
     """Ticks and name of an axis of seconds, written in the unit that fits, or of events.
 
     Args:
-        axes: The axes, with their limits.
         by_time: Whether they are seconds.
         events: How many there are; with none there is only one moment, and nothing to
             count.

@@ -22,7 +22,7 @@ from neutracer.whatif.replaying import Outcome
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from neutracer.picture.scene import Request
+    from neutracer.picture.draw import Request
 else:
     # matplotlib is imported when something is drawn; `typing.get_type_hints` works without.
     Figure = Any
@@ -93,7 +93,7 @@ def mdtp(
         raise ValueError(f"style must be 'default' or 'classic', not {style!r}")
     sources = _sources(before, after)
     target = picture_file(output, *sources)
-    from neutracer.picture.scene import Request
+    from neutracer.picture.draw import Request
 
     request = Request(device, x, stream, pool, time_range, address_range, raw_addresses)
     titled = zip(sources, _titles(sources, title), strict=True)
@@ -107,8 +107,7 @@ def _drawer(
     holes: bool,
 ) -> Callable[[Palette], Figure]:
     """A function that draws the scenes with a palette."""
-    from neutracer.picture.draw import draw_classic, draw_scenes
-    from neutracer.picture.scene import Scene
+    from neutracer.picture.draw import Scene, draw_classic, draw_scenes
 
     snaps = [(opened(source), name) for source, name in titled]
     scenes = [Scene(snap, request, marked(name, snap)) for snap, name in snaps]
@@ -210,7 +209,7 @@ def plot_timeline(
     top = whole_number("top", top, least=0)
     target = picture_file(output, source)
     from neutracer.picture.curves import draw_stacked
-    from neutracer.picture.scene import Request, Scene
+    from neutracer.picture.draw import Request, Scene
 
     name = source_name(source) or "GPU memory" if title is None else text("title", title)
     snap = opened(source)
@@ -261,7 +260,7 @@ def plot_fragmentation(
     """
     target = picture_file(output, source)
     from neutracer.picture.curves import draw_fragmentation
-    from neutracer.picture.scene import Request, Scene
+    from neutracer.picture.draw import Request, Scene
 
     name = source_name(source) or "GPU memory" if title is None else text("title", title)
     snap = opened(source)
@@ -304,7 +303,7 @@ def plot_bill(
         ['the limit of the process', '2,048 MiB', 'frag train.py:155', '406 MiB']
     """
     target = picture_file(output, why)
-    from neutracer.picture.bill import draw_bill
+    from neutracer.picture.curves import draw_bill
 
     named = source_name(why) or "Out of memory" if title is None else text("title", title)
     report = why if isinstance(why, ExplainReport) else explain(why)

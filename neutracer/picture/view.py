@@ -20,7 +20,7 @@ from typing import Any, overload
 
 from neutracer._native import core
 from neutracer.arguments import number_pair, path_name
-from neutracer.fragmentation.findings import BANDS
+from neutracer.fragmentation.report import BANDS
 from neutracer.oom.bill import Bill, BillTerm
 from neutracer.overview import DeviceOverview, OverviewReport, overview
 from neutracer.picture.extra import marked, opened
@@ -44,7 +44,7 @@ from neutracer.trace.roles import CATEGORIES, FIRST_TOLD, FRAME_BITS, ROLE_RULES
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import FILE_RULES, UNPACK_RULES, SnapshotSource
 from neutracer.trace.stacks import ORIGIN_RULES, PLACE_RULES, UNKNOWN_PLACE
-from neutracer.trace.steps import STEP_WORDS
+from neutracer.trace.timeline import STEP_WORDS
 from neutracer.units import format_bytes, format_count, format_duration_us
 from neutracer.whatif.replaying import CAUSES, Outcome, named
 
@@ -69,15 +69,7 @@ def part(name: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def bundle(entry: str, expose: str = "") -> str:
-    """The script of an entry module and of what it imports.
-
-    Args:
-        entry: The module's file.
-        expose: The name of a global that holds the entry's exports; none where empty.
-
-    Raises:
-        ValueError: Modules import each other in a circle, or a name that is not there.
-    """
+    """The script of an entry module and of what it imports."""
     order: list[str] = []
     _collect(entry, (), order)
     modules = "".join(_module(name) for name in order)
@@ -428,13 +420,7 @@ def _note(note: Note) -> str:
 
 @lru_cache(maxsize=1)
 def page_rules() -> str:
-    """The rules as JSON, in which no `<` stands.
-
-    Example:
-        >>> import json
-        >>> json.loads(page_rules())["categories"][1]
-        'input'
-    """
+    """The rules as JSON, in which no `<` stands."""
     rules = {
         "origins": ORIGIN_RULES,
         "places": PLACE_RULES,
@@ -553,25 +539,13 @@ def view_html(
     focus: tuple[int, int] | None = None,
     title: str = "",
 ) -> str:
-    """The page as text.
-
-    Args:
-        source: A snapshot, or what `load` takes; or an outcome of `what_if`.
-        device: As for `view`.
-        focus: As for `view`.
-        title: The title; empty is the file's name.
-
-    Raises:
-        ValueError: As for `view`.
-        SnapshotError: The file can't be read.
-        OSError: It can't be read.
-    """
+    """The page as text."""
     return _page(source, device, focus, title).html
 
 
-def empty_page(dark: bool | None = None) -> PageView:
+def empty_page() -> PageView:
     """The page without a snapshot: it opens those that are dropped on it."""
-    return _made("neutracer", "", "", dark)
+    return _made("neutracer", "", "")
 
 
 def _page(

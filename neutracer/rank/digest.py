@@ -251,11 +251,7 @@ def address_of(torch: Any, *, early: bool) -> tuple[str, int] | None:
     """Host and port of the process group's TCPStore; None if there is no group yet.
 
     Args:
-        torch: The module.
         early: Before there is a group, use the store of the launcher's agent.
-
-    Raises:
-        UnavailableError: The group's store is not a TCPStore.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():
@@ -304,11 +300,7 @@ def opened_store(host: str, port: int) -> RankStore:
 
 
 def read_digests(host: str, port: int) -> list[RankDigest]:
-    """All digests in a store, over a new connection.
-
-    Raises:
-        UnavailableError: torch is not installed, or the store does not answer in time.
-    """
+    """All digests in a store, over a new connection."""
     found: list[list[RankDigest]] = []
     failed: list[BaseException] = []
 

@@ -209,20 +209,13 @@ class OtherJob:
 
 @dataclass(frozen=True)
 class Job:
-    """One attempt of one job.
+    """One attempt of one job."""
 
-    Attributes:
-        name: The launcher's name for it; "" if unknown.
-        attempt: Number of earlier attempts, or None.
-        world_size: Number of ranks, or None.
-        ranks: One digest per rank, in order; those without a rank come last.
-        again: (rank, number of files) of ranks with several files.
-    """
-
-    name: str
-    attempt: int | None
-    world_size: int | None
-    ranks: tuple[RankDigest, ...]
+    name: str  # The launcher's name for it; "" if unknown.
+    attempt: int | None  # Number of earlier attempts, or None.
+    world_size: int | None  # Number of ranks, or None.
+    ranks: tuple[RankDigest, ...]  # One digest per rank, in order; those without a rank come last.
+    # (rank, number of files) of ranks with several files.
     again: tuple[tuple[int | None, int], ...] = ()
 
     @property
@@ -329,17 +322,11 @@ _EXACT = 0.02  # Agreement, as a share of a step, that ends the search over shif
 
 @dataclass(frozen=True)
 class Clocks:
-    """The hosts' clock offsets from the first host's.
+    """The hosts' clock offsets from the first host's."""
 
-    Attributes:
-        ahead_us: Microseconds by host; a missing host could not be aligned.
-        within_us: The uncertainty; 0 for one host.
-        hosts: The number of hosts.
-    """
-
-    ahead_us: dict[str, int]
-    within_us: int
-    hosts: int
+    ahead_us: dict[str, int]  # Microseconds by host; a missing host could not be aligned.
+    within_us: int  # The uncertainty; 0 for one host.
+    hosts: int  # The number of hosts.
 
     def common(self, one: RankDigest, time_us: int) -> int:
         """A time by a rank's clock, converted to the first host's."""
@@ -440,15 +427,10 @@ _ALIKE = 0.9
 
 @dataclass(frozen=True)
 class Shape:
-    """Ranks of one shape.
+    """Ranks of one shape."""
 
-    Attributes:
-        members: Their digests, in the order of the ranks.
-        parameter_bytes: The parameters of the first of them.
-    """
-
-    members: tuple[RankDigest, ...]
-    parameter_bytes: int
+    members: tuple[RankDigest, ...]  # Their digests, in the order of the ranks.
+    parameter_bytes: int  # The parameters of the first of them.
 
 
 def shapes_of(digests: Sequence[RankDigest]) -> list[Shape]:
@@ -654,13 +636,7 @@ def _usual(values: Sequence[int]) -> int:
 
 
 def _above(values: Sequence[int], scale: Sequence[int] = (), most: int = _LEAST) -> list[int]:
-    """Each rank's excess over the median; 0 if it is not odd.
-
-    Args:
-        values: One per rank.
-        scale: The values of which `_SHARE` is a share, if not `values`.
-        most: Bytes that are never odd.
-    """
+    """Each rank's excess over the median; 0 if it is not odd."""
     if len(values) < 2:
         return [0] * len(values)
     usual = _usual(values)

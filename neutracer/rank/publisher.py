@@ -332,12 +332,7 @@ class Publisher:
         self.publish("oom")
 
     def publish_last(self, write_files: Callable[[], bool] = bool) -> None:
-        """Publish and write before a signal ends this process.
-
-        Args:
-            write_files: Writes the report, and returns whether there was one; if not, the layout
-                is written.
-        """
+        """Publish and write before a signal ends this process."""
         request = self._request("terminated")
         if not write_files():
             self._write_layout("terminated")

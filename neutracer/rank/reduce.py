@@ -74,12 +74,7 @@ def _is_remote(path: str) -> bool:
 
 
 def _filesystem(path: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it.
-
-    Raises:
-        UnavailableError: fsspec, or its backend for this scheme, is not installed.
-        ValueError: The scheme is unknown.
-    """
+    """The file system of a URL, and the path in it."""
     scheme = path.partition("://")[0]
     try:
         fsspec = importlib.import_module("fsspec")
@@ -91,20 +86,7 @@ def _filesystem(path: str) -> tuple[Any, str]:
 
 
 def listed(sources: Iterable[str | os.PathLike[str]]) -> tuple[dict[str, bool], list[str]]:
-    """List the snapshots in files and folders, and the other files of these folders.
-
-    Args:
-        sources: Files, accepted under any name, and folders, searched recursively.
-
-    Returns:
-        The distinct snapshots, sorted by name within each source, mapped to whether they were named
-        explicitly; and the skipped paths, unreadable folders included. Sidecars and texts beside
-        snapshots are in neither.
-
-    Raises:
-        UnavailableError: A URL needs a library that is not installed.
-        OSError: A source folder can't be read.
-    """
+    """The snapshots in files and folders, mapped to whether they were named; and skipped files."""
     found: dict[str, tuple[str, bool]] = {}
     others: list[str] = []
     for source in sources:
@@ -225,19 +207,14 @@ _NO_PIPELINE = "forward_backward_no_pipelining"
 _NAMES = ("rank", "world_size", "job", "attempt", "host", "pid", "role", "program", "torch")
 
 
-def digest_of(path: str, max_memory: int | None = None) -> bytes:
+def digest_of(path: str) -> bytes:
     """Reduce a file to a serialized digest, which any executor can carry; never raises: an
-    unreadable file gives a digest with the reason.
-
-    Args:
-        path: The file, or a URL.
-        max_memory: The limit on memory for reading it, in bytes.
-    """
+    unreadable file gives a digest with the reason."""
     about = _about(path)
     try:
         with warnings.catch_warnings(), opened_file(path) as file:
             warnings.simplefilter("ignore", HistoryWarning)
-            snap = load(file, max_memory=max_memory, progress=False)
+            snap = load(file, progress=False)
             digest = reduced(snap, path, about)
     except (NeutracerError, OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -483,7 +460,6 @@ def digests(
     """The digests of files, in order; one that could not be read has the reason.
 
     Args:
-        paths: The files.
         executor: The executor to read them with; None uses local processes, one per core as far
             as memory allows, or this process if that is faster.
         progress: Called with the number of files done and the total.
@@ -518,11 +494,7 @@ def _fill(
     paths: Sequence[str],
     progress: Callable[[int, int], object],
 ) -> None:
-    """Read files by their numbers into `found`, as digests or error texts.
-
-    Raises:
-        BrokenExecutor: The executor ended; earlier results are in `found`.
-    """
+    """Read files by their numbers into `found`, as digests or error texts."""
     waiting: dict[Future[bytes], int] = {}
     try:
         for at in numbers:
@@ -628,14 +600,14 @@ class _WorkerContext(SpawnContext):
 
 def _workers(paths: Sequence[str], sizes: Sequence[int]) -> int:
     """One process per core, as far as memory allows for the largest file."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = len(os.sched_getaffinity(0))
     pairs = zip(paths, sizes, strict=True)
     needs = [size * (_packed(path) or _PLAIN_FACTOR) for path, size in pairs]
     largest = max(needs, default=0)
     room = memory_bound() // largest if largest else len(paths)
     if multiprocessing.current_process().daemon:
         return 1  # A daemon, such as a DataLoader's worker, may not start processes.
-    return max(min(cores or 1, len(paths), room), 1)
+    return max(min(cores, len(paths), room), 1)
 
 
 def _packed(path: str) -> int:
@@ -646,5 +618,4 @@ def _context() -> Any:
     """Fork if this process has neither threads nor torch, which may deadlock after a fork; else
     spawn."""
     is_plain = threading.active_count() == 1 and "torch" not in sys.modules
-    can_fork = "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
-    return multiprocessing.get_context("fork") if is_plain and can_fork else _WorkerContext()
+    return multiprocessing.get_context("fork") if is_plain else _WorkerContext()

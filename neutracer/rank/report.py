@@ -540,8 +540,6 @@ def ranks_report(
 
     Args:
         jobs: As returned by `jobs_of`.
-        passed_over: Files that are not snapshots.
-        extra: Odd ranks found by other means.
     """
     job = jobs[0] if jobs else Job("", None, None, ())
     clocks = clocks_of(one for one in job.ranks if not one.trouble)

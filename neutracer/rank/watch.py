@@ -44,15 +44,7 @@ def parsed_address(text: str) -> tuple[str, int]:
 
 
 def stored_ranks(address: str) -> RanksReport:
-    """Report on a running job from the digests in its store.
-
-    Args:
-        address: HOST:PORT of the store: MASTER_ADDR and MASTER_PORT of the job.
-
-    Raises:
-        ValueError: The address is malformed, or no rank has reported.
-        UnavailableError: The store does not answer.
-    """
+    """Report on a running job from the digests in its store."""
     return _running_ranks(*parsed_address(address))
 
 

@@ -17,19 +17,6 @@ def when_imported(name: str, action: Callable[[], object]) -> Callable[[], None]
     """Call a function once a module is imported: now, if it is already.
 
     The module itself is not imported. Exceptions of the function are logged.
-
-    Args:
-        name: The module's full name.
-        action: Called at most once, on the importing thread.
-
-    Returns:
-        A function that cancels the call.
-
-    Example:
-        >>> done = []
-        >>> cancel = when_imported("sys", lambda: done.append("imported"))
-        >>> done
-        ['imported']
     """
     if name in sys.modules:
         _act(action)

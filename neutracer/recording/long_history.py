@@ -50,21 +50,13 @@ _LOGGER = logging.getLogger("neutracer")
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """The arguments of PyTorch's observers.
-
-    Attributes:
-        device: The CUDA device.
-        asked_bytes: The request to the device, rounded to a segment.
-        limit_bytes: The process's cap if one is set, else the device's size.
-        free_bytes: The device's free bytes.
-        time_us: Microseconds since the epoch.
-    """
+    """The arguments of PyTorch's observers."""
 
     device: int
-    asked_bytes: int
-    limit_bytes: int
-    free_bytes: int
-    time_us: int
+    asked_bytes: int  # The request to the device, rounded to a segment.
+    limit_bytes: int  # The process's cap if one is set, else the device's size.
+    free_bytes: int  # The device's free bytes.
+    time_us: int  # Microseconds since the epoch.
 
 
 Listener = Callable[[OutOfMemory], object]
@@ -122,8 +114,7 @@ def _notify(listener: Listener, fact: OutOfMemory) -> None:
 
 
 _observer = _Observer()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_observer.forget)
+os.register_at_fork(after_in_child=_observer.forget)
 
 
 def listen(listener: Listener) -> Callable[[], None]:
@@ -131,18 +122,6 @@ def listen(listener: Listener) -> Callable[[], None]:
 
     The device's lock is not held, and the exception does not exist yet. Errors that a listener
     causes itself are ignored.
-
-    Args:
-        listener: The function; its exceptions are logged.
-
-    Returns:
-        A function that ends it; the idle observer stays attached.
-
-    Raises:
-        UnavailableError: torch is not imported, or has no CUDA.
-
-    Example:
-        >>> remove = listen(print)  # doctest: +SKIP
     """
     torch = torch_with_cuda()
     with _observer.lock:
@@ -283,9 +262,6 @@ def snapshot_now() -> Snapshot:
 
     The hooks' is taken without the GIL. It has no categories of live tensors: to find them is one
     call that keeps the GIL while it lists the heap.
-
-    Raises:
-        UnavailableError: CUDA is not in use in this process.
     """
     state = hooks.state()
     if state is not None and state.backend == "cuda" and state.active:
@@ -320,10 +296,6 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             recorder: One of `RECORDERS`.
             modules: As for `record`.
             pinned: As for `record`. Only PyTorch's recorder has that memory.
-
-        Raises:
-            UnavailableError: torch is not imported, or has no CUDA.
-            TypeError: `modules` is not a model.
         """
         check_model(modules)
         torch_with_cuda()
@@ -464,31 +436,18 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             inner.discard()
 
     def snapshot(self) -> Snapshot:
-        """The recording so far, or until it was stopped.
-
-        Raises:
-            UnavailableError: Nothing was recorded.
-        """
+        """The recording so far, or until it was stopped."""
         return self.now()[0]
 
     def save(self, path: str | os.PathLike[str]) -> Snapshot:
-        """Write the snapshot and its sidecar <path>.json; return the snapshot.
-
-        Raises:
-            UnavailableError: There is nothing to save.
-            OSError: It can't be written.
-        """
+        """Write the snapshot and its sidecar <path>.json; return the snapshot."""
         snap, facts = self.now()
         snap.save(path)
         write_text(sidecar_path(path), facts)
         return snap
 
     def now(self) -> tuple[Snapshot, dict[str, Any]]:
-        """The snapshot, as of the end where it has ended, and the content of its sidecar.
-
-        Raises:
-            UnavailableError: Nothing was recorded.
-        """
+        """The snapshot, as of the end where it has ended, and the content of its sidecar."""
         if self._taken is not None:
             return self._taken
         if not self._mine() or self.waiting or self.why:

@@ -57,28 +57,11 @@ def run_program(
     keep: list[object] | None = None,
     exits: list[BaseException] | None = None,
 ) -> int:
-    """Run a script or a module as `__main__`, with its own arguments and search path.
+    """Run a script or a module as `__main__`, with its own arguments and search path; returns its
+    exit code, or -SIGINT after KeyboardInterrupt, for which Python ends by the signal (`end_by`).
 
     Replaced standard streams are flushed and restored afterwards, unless the program took over
     their buffers. A forked child that reaches the program's end exits there.
-
-    Args:
-        arguments: The script's path or the module's name, and its arguments.
-        module: True for a module's name, as after `python -m`.
-        keep: Receives objects that keep the program's variables alive after its end.
-        exits: Receives the program's SystemExit, if any.
-
-    Returns:
-        The program's exit code; 1 after an exception, which is printed as Python does; -SIGINT
-        after KeyboardInterrupt, for which Python ends by the signal (`end_by`).
-
-    Raises:
-        NeutracerError: The script or module does not exist.
-        SystemExit: This is a forked child.
-
-    Example:
-        >>> run_program(["this"], module=True)  # doctest: +SKIP
-        0
     """
     process = os.getpid()
     code = _ended(arguments, module, [] if keep is None else keep, [] if exits is None else exits)
@@ -102,14 +85,7 @@ class UnreportedError(NeutracerError):
 
 @contextmanager
 def after_program(code: int) -> Iterator[None]:
-    """Work after a program's end: whatever it took away, its exit code is not lost.
-
-    Args:
-        code: The result of `run_program`.
-
-    Raises:
-        UnreportedError: The work failed.
-    """
+    """Work after a program's end: whatever it took away, its exit code is not lost."""
     try:
         yield
     except Exception as error:
@@ -130,12 +106,9 @@ def shell_code(code: int) -> int:
 def end_by(code: int) -> None:
     """End this process by signal `-code`, as Python does after Ctrl-C.
 
-    It returns for other codes, off the main thread, and outside POSIX.
-
-    Args:
-        code: The result of `run_program`.
+    It returns for other codes, and off the main thread.
     """
-    if code >= 0 or os.name != "posix" or threading.current_thread() is not threading.main_thread():
+    if code >= 0 or threading.current_thread() is not threading.main_thread():
         return
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
@@ -330,16 +303,7 @@ class OnDemand:
         last_signum: int | None = None,
         last: Callable[[], object] | None = None,
     ) -> None:
-        """Set up; `start` begins.
-
-        Args:
-            action: Called on the thread with "signal" or "interval"; its exceptions are logged.
-            every_s: Seconds between two actions, or None.
-            signum: The signal, or None.
-            last_signum: A fatal signal that is delayed until `last` has returned, for two
-                seconds at most, unless the program sets a handler; None for none.
-            last: Called on the thread before the process ends.
-        """
+        """Set up; `start` begins."""
         self.signum = signum
         self._action = action
         self._every_s = every_s

@@ -67,12 +67,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def light_symbols() -> Iterator[None]:
-    """Symbolize frames on this thread without importing `torch._inductor`.
-
-    Example:
-        >>> with light_symbols():
-        ...     pass  # torch.cuda.memory._snapshot()
-    """
+    """Symbolize frames on this thread without importing `torch._inductor`."""
     torch = sys.modules.get("torch")
     thread = threading.get_ident()
     space = {} if torch is None else vars(torch)
@@ -117,15 +112,6 @@ def living_tensors(device_type: str) -> TensorBlocks:
 
     Args:
         device_type: "cuda" or "cpu", whose device is 0.
-
-    Raises:
-        UnavailableError: This interpreter's tensors can't be read.
-
-    Example:
-        >>> import torch
-        >>> line = torch.nn.Linear(2, 2)
-        >>> living_tensors("cpu")[0][line.weight.data_ptr()]
-        'parameter'
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(getattr(torch, "optim", None), "Optimizer"):
@@ -221,7 +207,6 @@ def dumped(cuda: Any, *, traces: bool = True) -> bytes:
     """PyTorch's own dump, pickled with protocol 4.
 
     Args:
-        cuda: torch.cuda, initialised.
         traces: Include the events; without them it is quick however many there are.
     """
     with light_symbols():
@@ -231,7 +216,11 @@ def dumped(cuda: Any, *, traces: bool = True) -> bytes:
             note_in_dump(plain, before)
             mark_dump(plain, before)
         else:
-            plain = sys.modules["torch"]._C._cuda_memorySnapshot((0, 0, False))
+            dump = sys.modules["torch"]._C._cuda_memorySnapshot
+            try:
+                plain = dump((0, 0, False))
+            except TypeError:
+                plain = dump(None)  # An earlier torch dumps all that it has.
     try:
         return core.dump_plain(plain)
     except (TypeError, ValueError):
@@ -240,11 +229,7 @@ def dumped(cuda: Any, *, traces: bool = True) -> bytes:
 
 
 def torch_with_cuda() -> Any:
-    """The imported torch.
-
-    Raises:
-        UnavailableError: It is not imported, or has no CUDA.
-    """
+    """The imported torch."""
     torch = sys.modules.get("torch")
     if torch is None and importlib.util.find_spec("torch") is None:
         raise missing("torch")
@@ -306,25 +291,15 @@ _CONTEXTS = (None, "state", "alloc", "all")
 
 @dataclass(frozen=True)
 class Wish:
-    """One recording's options, named as in PyTorch's own recorder.
-
-    Attributes:
-        max_entries: Events kept in each device's ring.
-        stacks: "python", or "all" with C++ frames.
-        context: Events that get a stack: "all", "alloc", "state" or None.
-        skip_actions: Actions to leave out.
-        compile_context: Record the compiled frame of each event.
-        annotations: Record the program's named ranges.
-        pinned: Record the host's pinned memory too.
-    """
+    """One recording's options, named as in PyTorch's own recorder."""
 
     max_entries: int
-    stacks: str
-    context: str | None
+    stacks: str  # "python", or "all" with C++ frames.
+    context: str | None  # Events that get a stack: "all", "alloc", "state" or None.
     skip_actions: tuple[str, ...] = ()
-    compile_context: bool = False
+    compile_context: bool = False  # Record the compiled frame of each event.
     annotations: bool = False
-    pinned: bool = False
+    pinned: bool = False  # Record the host's pinned memory too.
 
     def joined(self, other: Wish) -> Wish:
         """The union of both, except the ring's length, which is fixed while it is on."""
@@ -349,11 +324,7 @@ class History:
         self._foreign = False
 
     def begin(self, torch: Any, wish: Wish) -> None:
-        """Add a wish; CUDA is initialised or just being so.
-
-        Raises:
-            UnavailableError: This torch lacks an option.
-        """
+        """Add a wish; CUDA is initialised or just being so."""
         self.check(torch, wish)
         with self._lock:
             if not self._wishes:
@@ -400,11 +371,7 @@ class History:
         return {"joined": self.is_foreign(), **(vars(in_force) if in_force else {})}
 
     def check(self, torch: Any, wish: Wish) -> None:
-        """Check that this torch has the options; CUDA is not touched.
-
-        Raises:
-            UnavailableError: It lacks one.
-        """
+        """Check that this torch has the options; CUDA is not touched."""
         record = getattr(torch.cuda.memory, "_record_memory_history", None)
         known = set() if record is None else set(inspect.signature(record).parameters)
         missing = sorted(({"stacks"} | _options(wish).keys()) - known)
@@ -457,8 +424,7 @@ def _options(wish: Wish) -> dict[str, Any]:
 
 
 HISTORY = History()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=HISTORY.forget)
+os.register_at_fork(after_in_child=HISTORY.forget)
 
 
 def wrapped_ring(snap: Snapshot) -> int | bool:
@@ -676,11 +642,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
             _LOGGER.warning("a recording could not be saved: %s", error)
 
     def __call__(self, function: Function) -> Function:
-        """Record each call of a function separately.
-
-        Raises:
-            TypeError: It is a coroutine or a generator, whose call returns before it runs.
-        """
+        """Record each call of a function separately."""
         for is_deferred in (
             inspect.iscoroutinefunction,
             inspect.isgeneratorfunction,

@@ -137,12 +137,7 @@ def _ask_group() -> None:
 
 
 def rank_text(facts: Mapping[str, Any]) -> str:
-    """Formats the rank of `rank_facts` or a sidecar; "" without one.
-
-    Example:
-        >>> rank_text({"rank": 3, "world_size": 8})
-        'rank 3 of 8'
-    """
+    """Formats the rank of `rank_facts` or a sidecar; "" without one."""
     if facts.get("rank") is None:
         return ""
     size = facts.get("world_size")
@@ -180,15 +175,7 @@ def sidecar(
 
     Args:
         devices: CUDA devices in use by this process.
-        recording: The options of the recording.
-        step: The program's current step.
         program: The script or module; None takes it from `sys.argv`.
-        tensors: The program's tensors, by block.
-
-    Example:
-        >>> facts = sidecar((), recording={}, step=12)
-        >>> facts["schema"], facts["step"], facts["devices"]
-        ('neutracer.sidecar/1', 12, {})
     """
     torch = sys.modules.get("torch")
     version = getattr(torch, "version", None)
@@ -250,11 +237,7 @@ def _device(torch: Any, device: int) -> dict[str, Any]:
 
 
 def write_text(path: str | os.PathLike[str], text: str | Mapping[str, Any]) -> None:
-    """Write a text, or plain data as JSON, atomically.
-
-    Raises:
-        OSError: It can't be written.
-    """
+    """Write a text, or plain data as JSON, atomically."""
     content = text if isinstance(text, str) else dumps(dict(text))
     with atomic_file(path) as file:
         file.write(content.encode("utf-8", "backslashreplace") + b"\n")

@@ -9,23 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Card:
-    """The properties of a card that decide kernels and limits.
-
-    Attributes:
-        name: As the driver names it.
-        capability: Its compute capability.
-        processors: Its streaming multiprocessors.
-        processor_threads: The most threads that are at work on one of them.
-        total_bytes: Its memory as the driver reports it.
-        context_bytes: About what CUDA's context takes, outside PyTorch's allocator.
-    """
+    """The properties of a card that decide kernels and limits."""
 
     name: str
     capability: tuple[int, int]
     processors: int
-    processor_threads: int
-    total_bytes: int
-    context_bytes: int
+    processor_threads: int  # The most threads that are at work on one of them.
+    total_bytes: int  # Its memory as the driver reports it.
+    context_bytes: int  # About what CUDA's context takes, outside PyTorch's allocator.
 
 
 #: CUDA's table of compute capabilities: the most resident threads of a multiprocessor.
@@ -72,9 +63,6 @@ _NCCL_CHANNELS = (2, 32)
 def nccl_bytes(world_size: int) -> tuple[int, int]:
     """Least and most bytes of an NCCL communicator per rank, outside PyTorch's allocator.
 
-    Args:
-        world_size: How many ranks it has; one alone has none.
-
     Example:
         >>> nccl_bytes(1)
         (0, 0)
@@ -109,13 +97,6 @@ def find_card(name: str) -> Card:
     """The card of a name, of which a part is enough: "A100", "RTX 4090", "a100 40gb".
 
     Of several the one with the most memory.
-
-    Raises:
-        ValueError: There is none in the table.
-
-    Example:
-        >>> find_card("rtx 4090").capability
-        (8, 9)
     """
     words = [word for word in map(_short, re.split(r"[\s_-]+", name)) if word]
     wanted = "".join(words)

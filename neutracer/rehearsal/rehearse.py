@@ -88,22 +88,7 @@ def rehearse_program(
     strategy: str | None = None,
     modules: bool = False,
 ) -> Any:
-    """Rehearse some steps of a script, as `neutracer rehearse` does.
-
-    Args:
-        arguments: The script, or the module's name, and what follows it.
-        module: Whether the first is a module's name, as after `python -m`.
-        steps: After how many steps of its optimizer it is stopped.
-        device, settings, capacity, world_size, strategy, modules: As `rehearse` has them.
-
-    Returns:
-        The `Run`, with the reason of a failure.
-
-    Raises:
-        NeutracerError: There is no such script or module.
-        UnavailableError: As from `rehearse`.
-        ValueError: As from `rehearse`.
-    """
+    """Rehearse some steps of a script, as `neutracer rehearse` does."""
     run = _run_of(steps, device, settings, capacity, world_size, strategy, modules)
     from neutracer.rehearsal.running import rehearse_script
 

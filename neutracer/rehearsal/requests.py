@@ -133,7 +133,6 @@ class Notes:
 
 # ---- Failures ----------------------------------------------------------------------------
 
-_FAKE = "torch._subclasses.fake_tensor"
 _MOST = 300
 
 
@@ -229,7 +228,6 @@ class Gathering:
         """Whether an operator that is about to run is such a sum.
 
         Args:
-            func: The operator.
             args: Its arguments: the first is what is added to.
         """
         if func is not _ADD or torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
@@ -303,7 +301,6 @@ class Requests:
         Args:
             nbytes: Its bytes.
             stack: The stack that asks for them.
-            stream: The stream that uses them.
             note: What is kept with it as its metadata.
             bounds: The least and the most bytes, where the real ones are not known.
         """
@@ -429,13 +426,7 @@ class Requests:
         return sorted(set(found))
 
     def run(self, settings: str, capacity: int, facts: Rehearsed) -> Snapshot:
-        """The snapshot that there would be on a device of so many bytes.
-
-        Args:
-            settings: A text for PYTORCH_CUDA_ALLOC_CONF.
-            capacity: Bytes that PyTorch can have.
-            facts: What the snapshot says of itself.
-        """
+        """The snapshot that there would be on a device of so many bytes."""
         return Snapshot(self.program(facts).trace(settings, **_options(capacity)))
 
     def bounds(self, settings: str, capacity: int) -> tuple[int, dict[str, tuple[int, int]]]:

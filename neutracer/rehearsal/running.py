@@ -323,11 +323,7 @@ def _is_there(module: str) -> bool:
 
 @contextmanager
 def unwritten(notes: Notes) -> Iterator[list[Patch]]:
-    """Replacements for functions that write; libraries are patched once imported.
-
-    Args:
-        notes: Gets a sentence for each file that would be written or changed.
-    """
+    """Replacements for functions that write; libraries are patched once imported."""
     instead = _Unwritten(notes)
     with ExitStack() as stack:
 
@@ -391,9 +387,6 @@ def rehearse_script(run: Run, arguments: Sequence[str], *, module: bool = False)
         run: Gets what it asks for, and why it did not make all steps.
         arguments: The script, or the module's name, and what follows it.
         module: Whether the first is a module's name.
-
-    Raises:
-        NeutracerError: There is no such script or module.
     """
     found: list[BaseException] = []
     exits: list[BaseException] = []

@@ -211,11 +211,8 @@ def patches(
     """Replacements in PyTorch, as (owner, name, value).
 
     Args:
-        card: The card.
         tracing: Whose figures the memory functions give.
-        devices: How many cards there are.
         capacity: The bytes that PyTorch can have of one.
-        cudnn: cuDNN's version.
     """
     import torch.backends.cudnn
     import torch.cuda.amp.common
@@ -258,8 +255,6 @@ def _source() -> Path:
 
 def _target() -> hooks.Target:
     torch = hooks.installed_torch()
-    if sys.platform != "linux":
-        raise UnavailableError(_WHAT, "they need Linux")
     if torch.backend not in ("cpu", "cuda") or torch.release not in _RUN_ON:
         known = ", ".join(f"{major}.{minor}" for major, minor in _RUN_ON)
         kind = f"{torch.version} for {torch.backend}"
@@ -277,12 +272,7 @@ def _command(goal: hooks.Target, output: Path) -> list[str]:
 
 
 def load() -> Any:
-    """The library, compiled at the first use on this machine (some seconds).
-
-    Raises:
-        UnavailableError: This torch is not one that it is known to fit, or it can't be
-            compiled here; the reason says which.
-    """
+    """The library, compiled at the first use on this machine (some seconds)."""
     if _loaded:
         return _loaded[0]
     goal = _target()
@@ -488,9 +478,7 @@ def spread(args: tuple[Any, ...], strategy: str, world_size: int) -> tuple[Any, 
     """Arguments with their models spread over the ranks, and optimizers of what became of them.
 
     Args:
-        args: What a step is given.
         strategy: "ddp" or "fsdp2".
-        world_size: How many ranks there are.
     """
     models = [arg for arg in args if isinstance(arg, nn.Module)]
     torch.distributed.init_process_group()
@@ -616,13 +604,8 @@ def pretending(card: Card, requests: Requests, *, devices: int, capacity: int) -
     PyTorch.
 
     Args:
-        card: The card.
         requests: Gets what is asked of its allocator.
-        devices: How many of it there are.
         capacity: The bytes that PyTorch can have of one.
-
-    Raises:
-        UnavailableError: This torch is not one that it is known to fit.
     """
     fake = _FakeMode(allow_non_fake_inputs=True)
     kernels = Kernels(card)

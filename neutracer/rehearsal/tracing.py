@@ -232,15 +232,7 @@ def _plain(tensor: Tensor) -> list[Tensor]:
 
 
 class Tracing(TorchDispatchMode):  # type: ignore[misc]
-    """Records the memory of each operator, above a FakeTensorMode.
-
-    Attributes:
-        requests: The recorded requests.
-        fake: The mode below.
-        stream: The stream that is current.
-        attention: Chooses attention kernels.
-        backwards: Count of backward passes.
-    """
+    """Records the memory of each operator, above a FakeTensorMode."""
 
     def __init__(self, requests: Requests, fake: FakeTensorMode, kernels: Kernels) -> None:
         super().__init__()

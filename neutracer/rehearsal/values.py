@@ -54,12 +54,7 @@ def lose_truth(tensor: Tensor) -> None:
 
 
 def truth_of(func: Any, args: Any) -> bool | None:
-    """The value of every element of an operator's result, if the numbers are sound.
-
-    Args:
-        func: The operator.
-        args: Its arguments.
-    """
+    """The value of every element of an operator's result, if the numbers are sound."""
     if func in _BAD:
         return False
     if func in _EQUAL or func in _UNEQUAL:

@@ -262,21 +262,15 @@ Block = Findings | Table | KeyValues | Heading | Paragraph
 
 @dataclass(frozen=True)
 class Document:
-    """A page.
+    """A page."""
 
-    Attributes:
-        title: What the page is about: a file's name.
-        facts: What else fits on its line: what kind of file, how long, how complete.
-        blocks: What is below, from the top down.
-        more: The command that shows the rest; a renderer that has to cut names it.
-        healthy: "nothing wrong found", and what was looked at. It is the answer of a page whose
-            findings are at most info.
-    """
-
-    title: str
+    title: str  # What the page is about: a file's name.
+    # What else fits on its line: what kind of file, how long, how complete.
     facts: tuple[str, ...] = ()
     blocks: tuple[Block, ...] = ()
-    more: str = ""
+    more: str = ""  # The command that shows the rest; a renderer that has to cut names it.
+    # "nothing wrong found", and what was looked at. It is the answer of a page whose findings are
+    # at most info.
     healthy: str = ""
 
     @property
@@ -367,10 +361,6 @@ def clean(text: str) -> str:
     Control characters, ANSI escapes, BiDi and zero-width characters, line separators,
     unpaired surrogates and unassigned characters become `\x1b`, `\u202e` and the like.
     Newlines and tabs become escapes too: the result is always one line.
-
-    Example:
-        >>> print(clean("red \x1b[31m"))
-        red \x1b[31m
     """
     if text.isascii() and text.isprintable():
         return text
@@ -392,12 +382,7 @@ def _escaped(char: str) -> str:
 
 
 def display_width(text: str) -> int:
-    """The columns that a clean text takes on a terminal.
-
-    Example:
-        >>> display_width("数"), display_width("a")
-        (2, 1)
-    """
+    """The columns that a clean text takes on a terminal."""
     if text.isascii():
         return len(text)
     return sum(_char_width(char) for char in text)
@@ -415,12 +400,7 @@ def pad(text: str, width: int) -> str:
 
 
 def shorten_right(text: str, width: int) -> str:
-    """The beginning of a clean text in at most `width` columns; a cut is marked.
-
-    Example:
-        >>> shorten_right("forward_features", 10)
-        'forward_f…'
-    """
+    """The beginning of a clean text in at most `width` columns; a cut is marked."""
     if display_width(text) <= width:
         return text
     return _head(text, width - 1) + _ELLIPSIS
@@ -430,10 +410,6 @@ def shorten_left(text: str, width: int) -> str:
     """The end of a clean text in at most `width` columns; a cut is marked.
 
     Where a path is cut, the cut is moved on to the next separator.
-
-    Example:
-        >>> shorten_left("/usr/lib/python3/torch/nn/linear.py:134", 24)
-        '…/torch/nn/linear.py:134'
     """
     if display_width(text) <= width:
         return text
@@ -457,10 +433,6 @@ def wrap(text: str, width: int) -> list[str]:
     A word that is longer than a line is cut into lines, each of at least one character,
     behind a comma where there is one.
     Spaces inside a line are kept as they are. An empty text is one empty line.
-
-    Example:
-        >>> wrap("of at most 35.8 MiB", 12)
-        ['of at most', '35.8 MiB']
     """
     lines: list[str] = []
     rest = text.strip(" ")
@@ -488,38 +460,25 @@ def _take_line(text: str, width: int) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours as `#rrggbb`, for one kind of page.
+    """Colours as `#rrggbb`, for one kind of page."""
 
-    Attributes:
-        page: The background, which is also memory that was never reserved.
-        ink: Text.
-        grey: Text of second rank, axes.
-        line: Hairlines: borders of segments, rules between rows.
-        allocated: The blue scale, from the smallest block to the largest.
-        groups: Bands of blocks that must differ, without an order: kinds of blue, each of
-            which differs from every other one also for those who see no red or no green.
-            Neighbours in this order differ most, the last and the first too.
-        hues: Who or what for, where nothing else has a colour: eight hues, each of which
-            differs from every other one also for those who see no red or no green.
-        sand: Reserved but free.
-        sand_ink: Lines and words about what is free.
-        red: Trouble: running out of memory, cycles.
-        red_fill: What trouble is about, as a surface under text.
-        surface: Everything else that is drawn as a surface under text.
-    """
-
-    page: str
+    page: str  # The background, which is also memory that was never reserved.
     ink: str
-    grey: str
-    line: str
-    allocated: tuple[str, ...]
+    grey: str  # Text of second rank, axes.
+    line: str  # Hairlines: borders of segments, rules between rows.
+    allocated: tuple[str, ...]  # The blue scale, from the smallest block to the largest.
+    # Bands of blocks that must differ, without an order: kinds of blue, each of which differs from
+    # every other one also for those who see no red or no green. Neighbours in this order differ
+    # most, the last and the first too.
     groups: tuple[str, ...]
+    # Who or what for, where nothing else has a colour: eight hues, each of which differs from every
+    # other one also for those who see no red or no green.
     hues: tuple[str, ...]
     sand: str
-    sand_ink: str
-    red: str
-    red_fill: str
-    surface: str
+    sand_ink: str  # Lines and words about what is free.
+    red: str  # Trouble: running out of memory, cycles.
+    red_fill: str  # What trouble is about, as a surface under text.
+    surface: str  # Everything else that is drawn as a surface under text.
 
     def blue(self, share: float) -> str:
         """The blue of a block, between the smallest (0.0) and the largest (1.0)."""

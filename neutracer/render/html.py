@@ -103,14 +103,6 @@ def render_html(document: Document, picture: str = "") -> str:
     """Write a document as an HTML fragment with its own style.
 
     The fragment is one `<div class="neutracer">`; its style touches nothing outside.
-
-    Args:
-        document: The document.
-        picture: What goes between the title and the rest: HTML that is safe already.
-
-    Example:
-        >>> "<script>" in render_html(Document("<script>"))
-        False
     """
     return f'<div class="neutracer"><style>{_STYLE}</style>{_body(document, picture)}</div>'
 
@@ -141,9 +133,6 @@ def page_shell(
         has_core: The program compiles the page's own WebAssembly, and starts workers that it
             makes itself.
         dark: Whether it is dark; None is as the browser, or the notebook around it, has it.
-
-    Raises:
-        ValueError: The style or the script would end its own element.
     """
     if "</" in style or "</" in script or "<!--" in script:
         raise ValueError("a style sheet or a script can't hold '</'")
@@ -264,7 +253,6 @@ def inline_html(document: Document, picture: str = "", whole: str = "print(...)"
     """A document as an HTML fragment of at most 1 MB; says so where it was cut.
 
     Args:
-        document: The document.
         picture: What goes between the title and the rest: HTML that is safe already.
         whole: What has all of it, for the note.
     """

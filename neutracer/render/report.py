@@ -43,13 +43,6 @@ def to_plain(value: object, where: str = "value") -> Any:
     Tuples become lists, enums their values, dataclasses dicts of their fields, columns
     (memoryviews of numbers) lists, and objects with `to_dict()` what that returns.
 
-    Args:
-        value: The value. where: The value's name in error messages.
-
-    Raises:
-        TypeError: The value, or one inside it, is of another type, or a key is not a string.
-        ValueError: A number is not finite.
-
     Example:
         >>> to_plain({"range": (1, 2)})
         {'range': [1, 2]}
@@ -83,10 +76,6 @@ def _plain_object(value: object, where: str) -> Any:
 def dump(report: object, out: TextIO) -> None:
     """Stream a report, or a mapping with "schema" and reports, as JSON text; as `dumps`, but
     without building it in memory.
-
-    Raises:
-        TypeError: A field has a type that JSON can't express.
-        ValueError: A number is not finite.
     """
     _Writer(out.write).write(report, "\n")
     out.write("\n")
@@ -185,14 +174,6 @@ def _key(key: object, where: str) -> str:
 
 def dumps(value: object, *, indent: int | None = 2) -> str:
     """Write a value as JSON text.
-
-    Args:
-        value: Anything that `to_plain` takes; at the top it is a dict with "schema".
-        indent: Spaces a level, or None for one line.
-
-    Raises:
-        TypeError: The value can't be written, or has no "schema".
-        ValueError: A number is not finite.
 
     Example:
         >>> dumps({"schema": "neutracer.example/1", "bytes": 1 << 60}, indent=None)

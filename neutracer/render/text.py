@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents as terminal text: wrapped paragraphs, aligned tables, curves in block characters.
+"""Documents as terminal text (wrapped paragraphs, aligned tables, curves of blocks) and Markdown.
 
 Widths are in terminal cells. Colour is added only on a terminal (`Console`), never in pipes.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -277,21 +278,7 @@ Line = tuple[Span, ...]
 
 
 def render_text(document: Document, width: int = WIDTH, max_lines: int | None = None) -> str:
-    """Write a document as plain text.
-
-    Args:
-        document: The page.
-        width: The columns that no line goes beyond, at least 40.
-        max_lines: The most lines; if cut, the last one gives the number of missing lines and the
-            command that shows them. None for all.
-
-    Returns:
-        Lines without trailing spaces, joined by newlines, without one at the end.
-
-    Example:
-        >>> print(render_text(Document("run.pickle", ("1 device", "complete"))))
-        run.pickle   1 device · complete
-    """
+    """Write a document as plain text."""
     return "\n".join(map(line_text, layout(document, width, max_lines)))
 
 
@@ -333,17 +320,7 @@ Part = TypeVar("Part", Line, str)
 def fitted(
     document: Document, budget: float | None, laid: Callable[[Document], list[Part]]
 ) -> tuple[list[Part], str]:
-    """As much of a page as fits a budget, its beginning first.
-
-    Args:
-        document: The page, in full.
-        budget: The most bytes of UTF-8, with those of a last line that says how to get more. None
-            is the page without details, `WHOLE` all of it.
-        laid: Lays a page out in lines.
-
-    Returns:
-        The lines, and the last line; "" if the budget cuts nothing.
-    """
+    """As much of a page as fits a budget, its beginning first."""
     short = laid(document.in_short())
     if budget is None:
         return short, ""
@@ -374,7 +351,6 @@ def text_lines(document: Document, width: int, budget: float | None) -> list[Lin
     """Lay out as much of a document as fits a budget.
 
     Args:
-        document: The page, in full.
         width: As for `render_text`.
         budget: As for `fitted`; `BRIEF` is the answer in five lines: verdict, line of code, what
             to do, title. A page without an answer begins with its title.
@@ -636,18 +612,9 @@ def curve_lines(
     """Draw bytes over time in block characters (`plain`: ASCII), oldest at the left.
 
     Args:
-        inner: Drawn as solid columns.
         outer: Of the same length; the part above `inner` is shaded.
         top: The bytes at the upper edge.
-        width: Total columns.
-        height: Lines.
         plain: Only ASCII.
-
-    Example:
-        >>> for line in curve_lines([1, 2, 4], [4, 4, 4], 4, width=14, height=2):
-        ...     print("".join(span.text for span in line))
-              4 B │░░█
-                  │▄██
     """
     room = max(width - _AXIS, 1)
     if not inner or top <= 0:
@@ -696,9 +663,7 @@ def strip_svg(
     """Draw bytes after each event, the first at the left.
 
     Args:
-        inner: Filled in blue.
         outer: Of the same length or empty; an outline around it: what was reserved.
-        marks: Positions with a red line.
         base: The bytes at the lower edge.
 
     Returns:
@@ -739,3 +704,81 @@ def _folded_columns(values: Sequence[int]) -> list[int]:
     columns = min(count, _COLUMNS)
     bounds = [column * count // columns for column in range(columns + 1)]
     return [max(values[low:high]) for low, high in pairwise(bounds)]
+
+
+# ---- Markdown ----------------------------------------------------------------------------
+
+
+# Columns of a fence that a comment shows without scrolling.
+_FENCE_WIDTH = 100
+
+# Characters that are markup in a sentence; an underscore inside a word is none. A mention, which
+# would notify its account, is none inside of a code span.
+_MARKUP = re.compile(r"@\w[\w/-]*|[\\`*<>\[\]~|]|(?<!\w)[_#]|_(?!\w)")
+
+
+def render_markdown(document: Document, budget: float | None = WHOLE) -> str:
+    """Write a document as Markdown: its answer, its title, and below them the rest.
+
+    Example:
+        >>> print(render_markdown(Document("run.pickle", ("1 device", "complete"))))
+        **run.pickle** · 1 device · complete
+    """
+    if budget == BRIEF:
+        return "\n".join(_lines(document.in_short(), brief=True))
+    lines, more = fitted(document, budget, _lines)
+    return "\n".join([*lines, "", more] if more else lines)
+
+
+def _lines(document: Document, *, brief: bool = False) -> list[str]:
+    """A page in lines, of which a fence is one."""
+    answer, page = document.arranged(brief=brief)
+    parts = [] if answer is None else [_block(answer)]
+    title = [f"**{_text(page.title)}**"] if page.title else []
+    parts.append(" · ".join([*title, *map(_text, page.facts)]))
+    if not brief:
+        parts += map(_block, page.blocks)
+    shown = ([part] if part.startswith("```") else part.split("\n") for part in parts if part)
+    return list(chain.from_iterable(("", *lines) for lines in shown))[1:]
+
+
+def _block(block: Block) -> str:
+    if isinstance(block, Findings):
+        return "\n\n".join(map(_entry, block.entries))
+    if isinstance(block, Heading):
+        return f"**{_text(block.text)}**"
+    if isinstance(block, Paragraph):
+        return _code(block.text) if isinstance(block.text, Copyable) else _text(block.text)
+    return _fence(block)
+
+
+def _entry(entry: Entry) -> str:
+    when = f" ({_text(entry.when)})" if entry.when else ""
+    head = f"**{entry.severity.value.upper()}** {_text(entry.headline)}{when}"
+    return "\n".join([head, *(f"- {_note(note)}" for note in entry.notes + entry.advice)])
+
+
+def _note(note: Note) -> str:
+    is_copied = isinstance(note.text, Copyable)
+    opening = _code(note.opening) if is_copied else _text(note.opening)
+    if note.place is not None:
+        return f"{opening} {_code(str(note.place))}"
+    ending = _code(note.detail) if isinstance(note.detail, Copyable) else _text(note.detail)
+    return f"{opening} {ending}".rstrip() if note.detail else opening
+
+
+def _fence(block: Table | KeyValues) -> str:
+    text = render_text(Document("", blocks=(block,)), _FENCE_WIDTH)
+    return f"```text\n{text.replace('`', chr(39))}\n```"
+
+
+def _code(text: str) -> str:
+    return f"`{clean(text).replace('`', chr(39))}`"
+
+
+def _text(text: str) -> str:
+    return _MARKUP.sub(_escaped, sentence(text))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return f"`{match[0]}`" if match[0].startswith("@") else f"\\{match[0]}"

@@ -63,8 +63,7 @@ def check_reachable(pid: int) -> None:
 def has_ended(pid: int) -> bool:
     """Whether the process is gone, or a zombie."""
     try:
-        if os.name == "posix":
-            os.kill(pid, 0)
+        os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return True
     except PermissionError:
@@ -184,14 +183,8 @@ def ask(pid: int, request: Mapping[str, Any], *, wait_s: float, work_s: float) -
     """Send a request to `neutracer.run.attached` in another process; returns its answer.
 
     Args:
-        pid: The process.
-        request: Plain data.
         wait_s: Timeout for its main thread to reach a safe point, in seconds.
         work_s: Timeout for the work after that, in seconds.
-
-    Raises:
-        NeutracerError: The process can't be reached, does not answer, or failed.
-        UnavailableError: This Python lacks remote debugging.
     """
     check_reachable(pid)
     _check_version(pid)
@@ -419,26 +412,7 @@ def attach_and_report(
     stacks: str = "python",
     wait_s: float = DEFAULT_WAIT_S,
 ) -> AttachReport:
-    """Attach to another process of this user that runs torch on Python 3.14 or later.
-
-    Args:
-        pid: The process.
-        report: Write a report now.
-        watch: Record, and write a report at each out-of-memory error and at SIGUSR2.
-        record_s: Record for this many seconds, then write a report.
-        port: Serve metrics on this port; 0 is any free port.
-        detach: End what `watch` and `port` started.
-        directory: Where the files go.
-        max_entries, stacks: As for `record`.
-        wait_s: Timeout for the main thread to return to Python, in seconds.
-
-    Returns:
-        The report, with an overview of the last snapshot written.
-
-    Raises:
-        NeutracerError: Attaching or the request failed.
-        ValueError: An argument is out of range.
-    """
+    """Attach to another process of this user that runs torch on Python 3.14 or later."""
     if detach and (watch or record_s is not None or port is not None):
         raise ValueError("--detach can't be combined with --watch, --record or --metrics")
     for name, value in (("--record", record_s), ("--wait", wait_s), ("--max-entries", max_entries)):

@@ -161,10 +161,9 @@ def _watch(state: _State, request: dict[str, Any], undo: ExitStack, result: dict
         )
     following = _begun(request, watch=True)
     undo.callback(following.end, None)
-    signum = getattr(signal, "SIGUSR2", None)
-    beside = OnDemand(following.write, every_s=None, signum=signum)
+    beside = OnDemand(following.write, every_s=None, signum=signal.SIGUSR2)
     beside.start()
-    if signum is not None and beside.signum is None:
+    if beside.signum is None:
         result["notes"].append("the program handles SIGUSR2 itself: the signal writes no report")
     undo.callback(beside.stop)
     state.following, state.on_demand = following, beside

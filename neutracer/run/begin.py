@@ -21,13 +21,7 @@ REQUEST, TAKEN, REPLY = "request.json", "taken.json", "reply.json"
 
 
 def begin(folder: str, package: str, suffix: str) -> None:
-    """Take the request, unless it was withdrawn, and answer it from a thread.
-
-    Args:
-        folder: The shared folder.
-        package: The path of the command's neutracer package.
-        suffix: The suffix of its compiled modules.
-    """
+    """Take the request, unless it was withdrawn, and answer it from a thread."""
     try:
         os.rename(os.path.join(folder, REQUEST), os.path.join(folder, TAKEN))
     except OSError:

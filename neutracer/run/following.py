@@ -82,7 +82,6 @@ class Following:
             directory: Where the files go; created with the first one.
             max_entries: As for `ProgramRecording`; 0 records nothing.
             stacks, context, recorder: As for `ProgramRecording`.
-            command: The neutracer command.
             modules: Mark allocations with the module that made them.
             pinned: As for `ProgramRecording`.
         """

@@ -125,12 +125,6 @@ def run_and_report(
 
     Returns:
         The report; its exit code is the program's.
-
-    Raises:
-        NeutracerError: There is no such script or module, or the directory is not writable.
-        UnreportedError: There is no report on the program, which has ended.
-        ValueError: An argument is out of range.
-        SystemExit: In a child that the program has forked.
     """
     if (max_entries is not None and max_entries < 1) or (every_s is not None and not every_s > 0):
         raise ValueError("max_entries and the time between reports must be above 0")
@@ -162,8 +156,8 @@ def run_and_report(
     beside = OnDemand(
         following.write,
         every_s=every_s,
-        signum=getattr(signal, "SIGUSR2", None),
-        last_signum=getattr(signal, "SIGTERM", None),
+        signum=signal.SIGUSR2,
+        last_signum=signal.SIGTERM,
         last=last,
     )
     cancel = when_imported("torch", begin_all)

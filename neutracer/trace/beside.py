@@ -34,20 +34,14 @@ _SUFFIXES = (".pickle", ".pkl", ".snapshot", ".gz", ".xz", ".zst")
 
 @dataclass(frozen=True)
 class DeviceRoom:
-    """The limits of a process on its device: a share of it, its size, and what others held.
-
-    Attributes:
-        total_bytes: The size of the device.
-        fraction: The share set by `set_per_process_memory_fraction`; 1.0 without a limit, None if
-            unknown.
-        other_bytes: Memory held by other processes, CUDA contexts and other libraries; None if
-            unknown.
-        free_bytes: Free on the device; None if unknown.
-    """
+    """The limits of a process on its device: a share of it, its size, and what others held."""
 
     total_bytes: int
+    # The share set by `set_per_process_memory_fraction`; 1.0 without a limit, None if unknown.
     fraction: float | None
+    # Memory held by other processes, CUDA contexts and other libraries; None if unknown.
     other_bytes: int | None
+    # Free on the device; None if unknown.
     free_bytes: int | None = field(default=None, compare=False)
 
     @property
@@ -61,26 +55,22 @@ class DeviceRoom:
 
 @dataclass(frozen=True)
 class Beside:
-    """The facts of the JSON beside a snapshot.
+    """The facts of the JSON beside a snapshot."""
 
-    Attributes:
-        tensors: The blocks of tensors of a known category at the end.
-        rooms: The limits of the process by device.
-        oom: The facts of the last out-of-memory error, or PyTorch's message, or None.
-        ooms: The facts of all such errors with a report, in order; empty where only one is known.
-        holders: By device and line of code, who held its blocks at the end: names of the program.
-        libraries: Folders that the process had installed packages in, but for those that are called
-            site-packages or dist-packages.
-        damage: For each unreadable file, its name and the reason.
-    """
-
+    # The blocks of tensors of a known category at the end.
     tensors: TensorBlocks = field(default_factory=dict)
+    # The limits of the process by device.
     rooms: Mapping[int, DeviceRoom] = field(default_factory=dict)
+    # The facts of the last out-of-memory error, or PyTorch's message, or None.
     oom: Mapping[str, Any] | str | None = None
+    # The facts of all such errors with a report, in order; empty where only one is known.
     ooms: tuple[Mapping[str, Any], ...] = ()
+    # By device and line of code, who held its blocks at the end: names of the program.
     holders: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    # Folders that the process had installed packages in, but for those that are called site-
+    # packages or dist-packages.
     libraries: tuple[str, ...] = ()
-    damage: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()  # For each unreadable file, its name and the reason.
 
 
 @lru_cache(maxsize=1)
@@ -102,9 +92,6 @@ def library_folders() -> tuple[str, ...]:
 
 def parse_json(text: str | bytes) -> Any:
     """JSON from outside, in which every number is finite and an integer fits in 64 bits.
-
-    Raises:
-        ValueError: It is not such JSON, or nested too deeply.
 
     Example:
         >>> parse_json('{"bytes": 1e999}')

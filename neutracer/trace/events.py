@@ -30,10 +30,6 @@ def chosen_device(devices: tuple[int, ...], traced: int, device: int | None) -> 
         devices: The devices with segments or events.
         traced: The number of traces, empty ones included.
         device: Its number; None is the only one.
-
-    Raises:
-        ValueError: There is no such device, or `device` is None and there are several.
-        TypeError: Not a number.
     """
     if device is None:
         if len(devices) > 1:
@@ -91,9 +87,6 @@ def event_table(
     Args:
         c: The core's columns, without those of keys missing in the file.
         traces: By device, the first row and the number of its events.
-        actions: The names of the actions by code.
-        strings: The snapshot's strings by id.
-        stacks: The snapshot's stacks.
     """
     count = len(c["action"])
 
@@ -153,12 +146,7 @@ def trace_flag(settings: Mapping[str, Any], key: str, device: int) -> bool | Non
 
 
 def event_range(events: range | slice | tuple[int, int], count: int) -> tuple[int, int]:
-    """The first event of a range and the one after its last.
-
-    Raises:
-        ValueError: It has gaps, or goes beyond the `count` events.
-        TypeError: It is neither a range, a slice nor a pair of numbers.
-    """
+    """The first event of a range and the one after its last."""
     if isinstance(events, slice):
         events = range(*events.indices(count))
     if isinstance(events, range):

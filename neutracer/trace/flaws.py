@@ -143,17 +143,10 @@ class Flaw(PlainRow):
 
 @dataclass(frozen=True)
 class Caveat:
-    """A limit on the figures of a snapshot that is truncated, partial, inconsistent or rehearsed.
+    """A limit on the figures of a truncated, partial, inconsistent or rehearsed snapshot."""
 
-    Attributes:
-        kind: One of `CAVEAT_KINDS`.
-        severity: "info", "moderate" or "severe".
-        message: The caveat in one line.
-        details: Sentences on it.
-    """
-
-    kind: str
-    severity: str
+    kind: str  # One of `CAVEAT_KINDS`.
+    severity: str  # "info", "moderate" or "severe".
     message: str
     details: tuple[str, ...] = ()
 
@@ -179,7 +172,6 @@ def trace_flaws(timeline: _Replayed, devices: Iterable[object]) -> tuple[Flaw, .
     """The flaws of a trace; missing segments replace the flaws that follow from them.
 
     Args:
-        timeline: The trace, replayed.
         devices: The device of each segment of the file.
     """
     found = flaws_of(timeline.native.broken())

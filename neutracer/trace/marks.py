@@ -85,11 +85,6 @@ def turns_of(snap: _Marked, device: int | None = None) -> tuple[Turn, ...]:
     """The turns of all phases that a snapshot has marks of, by their beginnings.
 
     Marks hold for all devices. A trace without times has no turns.
-
-    Example:
-        >>> import neutracer
-        >>> turns_of(neutracer.load("tests/data/frag_default.pickle"))
-        ()
     """
     spans = sorted(_spans(snap.annotations), key=lambda span: (span[1] or 0, -(span[2] or 0)))
     times: Sequence[int] = snap.timeline(device).time_us if spans else ()
@@ -143,15 +138,7 @@ def nested_turns(turns: Iterable[Turn]) -> Iterator[tuple[Turn, int]]:
 
 
 def chosen_turns(turns: Iterable[Turn], wanted: str) -> tuple[Turn, ...]:
-    """The turns of a phase, "sleep", or one of them, "sleep[2]"; "sleep[-1]" is its last.
-
-    Raises:
-        ValueError: There is none.
-
-    Example:
-        >>> chosen_turns([Turn("sleep", 0, 3, 9, 10, 20)], "sleep[0]")[0].end
-        9
-    """
+    """The turns of a phase, "sleep", or one of them, "sleep[2]"; "sleep[-1]" is its last."""
     turns = tuple(turns)
     found = tuple(turn for turn in turns if turn.phase == wanted)
     one = re.fullmatch(r"(.+)\[(-?\d+)\]", wanted, re.DOTALL)

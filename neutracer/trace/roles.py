@@ -205,12 +205,7 @@ def _role_in_autograd(path: str, name: str) -> Role:
 
 
 def role_of(stack: Sequence[Frame]) -> Role:
-    """The role of a stack, innermost frame first.
-
-    Example:
-        >>> role_of([Frame("/site/torch/optim/adam.py", 178, "_init_group")]).name
-        'STATE'
-    """
+    """The role of a stack, innermost frame first."""
     return Role(core.role_of(array("H", [_says(owner_path(frame), frame.name) for frame in stack])))
 
 

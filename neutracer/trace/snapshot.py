@@ -65,13 +65,7 @@ def summary_html(
     caveats: Iterable[Caveat],
     origin: str = "",
 ) -> str:
-    """The totals of a snapshot as safe HTML.
-
-    Args:
-        devices: The name, `memory_stats` and number of events of each device.
-        caveats: The snapshot's; they come first.
-        origin: The file that it was read from, or "".
-    """
+    """The totals of a snapshot as safe HTML."""
     entries = tuple(
         Entry(Severity(one.severity), one.message, "", tuple(map(Note, one.details)))
         for one in caveats
@@ -232,8 +226,6 @@ class Snapshot:
         """Made by `load`; not by users.
 
         Args:
-            native: The core's object.
-            renamed: Display names of files, by name.
             origin: The file that was read, which `save` does not replace.
             beside: The facts of the JSON beside the file, or of this process.
         """

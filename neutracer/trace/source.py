@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import re
+import resource
 import sys
 import threading
 import time
@@ -67,12 +68,6 @@ def _put_value(value: Any, file: BinaryIO, depth: int) -> None:
 
 # ---- Bounds ------------------------------------------------------------------------------
 
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None  # type: ignore[assignment,unused-ignore]
-
-
 # The share of the free memory that may be used.
 _SHARE = 0.9
 
@@ -118,10 +113,7 @@ def free_share(root: str) -> int:
 @contextlib.contextmanager
 def bounded_process(limit: int) -> Iterator[None]:
     """Allow this process at most `limit` more bytes within the block: further allocations raise
-    MemoryError. Does nothing on systems without RLIMIT_DATA."""
-    if resource is None or not sys.platform.startswith("linux"):
-        yield
-        return
+    MemoryError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = _own_data() + limit + _SLACK
     most = [one for one in (soft, hard) if one != resource.RLIM_INFINITY]
@@ -164,7 +156,7 @@ def _machine(root: str) -> int | None:
 def _address_space(root: str) -> int | None:
     """The remaining address space of this process."""
     used = _field(_read(Path(root, "proc/self/status")), "VmSize:")
-    if resource is None or used is None:
+    if used is None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft - used
@@ -325,7 +317,6 @@ def reporting(
     """The function to call with the bytes read, or None.
 
     Args:
-        source: The source to load.
         progress: A function, which is used as it is; True for a line on standard error; False
             for none; None for the line of `working`, else for a line if the file is long and
             standard error is a terminal.
@@ -438,11 +429,7 @@ def packed_kind(head: bytes) -> str | None:
 
 
 def unpack(kind: str, stream: Reader) -> Unpacked:
-    """Decompress a whole stream of a kind that `packed_kind` names.
-
-    Raises:
-        UnavailableError: The compression needs a missing package.
-    """
+    """Decompress a whole stream of a kind that `packed_kind` names."""
     if kind == "gzip":
         return _Members(stream, kind, _GzipDecoder, (zlib.error,))
     if kind == "xz":
@@ -495,12 +482,7 @@ class Unpacked:
         return _MEMORY_FLOOR + _MOST_MEMORY_RATIO * self._taken
 
     def read(self, count: int, /) -> bytes:
-        """At most `count` bytes; none at the end, also of truncated data.
-
-        Raises:
-            SnapshotError: The compressed data is damaged.
-            LimitError: It is a decompression bomb.
-        """
+        """At most `count` bytes; none at the end, also of truncated data."""
         try:
             chunk = self._produce(count)
         except self._errors as error:
@@ -670,9 +652,6 @@ def check_head(head: bytes, packed: str | None = None) -> None:
     Args:
         head: The first bytes, at least 16 of a longer file.
         packed: The compression that they were in, or None.
-
-    Raises:
-        SnapshotError: It is empty, text, or a file of another kind.
     """
     if not head:
         empty = "the file is empty (0 bytes)"
@@ -722,12 +701,7 @@ def _is_dump(head: bytes) -> bool:
 
 
 def _from_json(stream: Reader) -> io.BytesIO:
-    """The pickle of a snapshot in JSON.
-
-    Raises:
-        LimitError: It needs more memory than is free.
-        SnapshotError: It is no JSON.
-    """
+    """The pickle of a snapshot in JSON."""
     most = memory_bound() // _JSON_MEMORY
     parts: list[bytes] = []
     while chunk := stream.read(_JSON_CHUNK):
@@ -775,13 +749,6 @@ def open_source(source: SnapshotSource) -> Iterator[Any]:
     Args:
         source: A path, "-" for standard input, bytes, or a binary file, which is read from its
             current position.
-
-    Raises:
-        SnapshotError: It is a directory, empty, text, or a file of another kind.
-        UnavailableError: The compression needs a missing package.
-        OSError: It can't be opened.
-        ValueError: The path has a null character.
-        TypeError: It is none of these.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
         # Writable buffers are copied: the core reads without the GIL.

@@ -41,11 +41,7 @@ def _module(name: str) -> Any:
 
 
 def pandas_frame(columns: Iterable[Series]) -> Any:
-    """A `pandas.DataFrame` of some columns, which are copied.
-
-    Raises:
-        UnavailableError: pandas is not installed.
-    """
+    """A `pandas.DataFrame` of some columns, which are copied."""
     pandas = _module("pandas")
     numpy = import_module("numpy")
 
@@ -69,11 +65,7 @@ def pandas_frame(columns: Iterable[Series]) -> Any:
 
 
 def polars_frame(table: object) -> Any:
-    """A `polars.DataFrame` of what speaks Arrow's C stream interface.
-
-    Raises:
-        UnavailableError: polars is not installed.
-    """
+    """A `polars.DataFrame` of what speaks Arrow's C stream interface."""
     return _module("polars").DataFrame(table)
 
 
@@ -95,20 +87,14 @@ _OUTSIDE = {
 
 @dataclass(frozen=True)
 class Column:
-    """One column: numbers, or codes of strings.
+    """One column: numbers, or codes of strings."""
 
-    Attributes:
-        make: Gives the numbers, an object with the buffer protocol; called once, when
-            the column is first used.
-        names: The strings by code, or None for plain numbers.
-        null: The code of None, or None where every row has a value.
-        is_flag: Numbers 0 and 1 that rows show as bool.
-    """
-
+    # Gives the numbers, an object with the buffer protocol; called once, when the column is first
+    # used.
     make: Callable[[], Any]
-    names: Sequence[str] | None = None
-    null: int | None = None
-    is_flag: bool = False
+    names: Sequence[str] | None = None  # The strings by code, or None for plain numbers.
+    null: int | None = None  # The code of None, or None where every row has a value.
+    is_flag: bool = False  # Numbers 0 and 1 that rows show as bool.
     _made: list[memoryview] = field(default_factory=list, repr=False, compare=False)
 
     @property
@@ -229,16 +215,7 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
         pairs: Mapping[str, tuple[str, str]] | None = None,
         first: int = 0,
     ) -> None:
-        """Made by `Snapshot`, `Timeline`, `Layout` and `MemoryMonitor`; not by users.
-
-        Args:
-            name: What a row is, in one word.
-            columns: By name, each of at least `first + count` rows.
-            count: Rows of this table.
-            stacks: Spells out the column `stack`; None where there is no such column.
-            pairs: Attributes of a row that are tuples made of two columns.
-            first: Row of the columns at which this table begins.
-        """
+        """Made by `Snapshot`, `Timeline`, `Layout` and `MemoryMonitor`; not by users."""
         self.name = name
         self._columns = dict(columns)
         self._count = count

@@ -81,8 +81,6 @@ def use_columns(
 
     Args:
         settings: The allocator_settings of the file.
-        device: The device.
-        actions: The codes of its events' actions.
         alloc_events: The event of each allocation; -1: before the trace.
     """
     text = settings.get(KEY)

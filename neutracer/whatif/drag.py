@@ -126,9 +126,9 @@ class _Lives:
             self._frames[stack] = tuple(f for f in self.snap.stacks[stack] if is_own(f))
         return self._frames[stack]
 
-    def has_function(self, event: int, name: str) -> bool:
-        """Whether an event's stack has a function of this name."""
-        return any(frame.name == name for frame in self.snap.stacks[self.stacks[event]])
+    def is_zero_grad(self, event: int) -> bool:
+        """Whether an event's stack has the function `zero_grad`."""
+        return any(frame.name == "zero_grad" for frame in self.snap.stacks[self.stacks[event]])
 
     @cached_property
     def requests(self) -> list[int]:
@@ -235,13 +235,7 @@ def _saved_for_nothing(lives: _Lives) -> dict[int, Frame]:
 
 
 def _call_of(lives: _Lives, row: int, used: int) -> Frame | None:
-    """The line that made a block, of the function that held it until it was freed.
-
-    Args:
-        lives: The lives.
-        row: The block.
-        used: The last use of all blocks that went with it.
-    """
+    """The line that made a block, of the function that held it until it was freed."""
     made = lives.frames(lives.made[row])[::-1]
     for holder in lives.frames(lives.freed[row])[:1]:
         same = [at for at, f in enumerate(made) if (f.filename, f.name) == holder[::2]]
@@ -287,7 +281,7 @@ def _edit(lives: _Lives, row: int, category: str, saved: dict[int, Frame]) -> _E
         return _Edit(
             "no_grad", f"put torch.no_grad() around {line}: no backward pass uses its graph"
         )
-    if lives.is_freed(row) and (category == "gradient" or lives.has_function(freed, "zero_grad")):
+    if lives.is_freed(row) and (category == "gradient" or lives.is_zero_grad(freed)):
         return _Edit("zero_grad", "call optimizer.zero_grad() right after optimizer.step()")
     frames = lives.frames(lives.made[row]) if lives.made[row] >= 0 else ()
     if not frames:
@@ -607,11 +601,7 @@ def _drag_line(lives: _Lives, rows: list[int], states: dict[int, str], edit: _Ed
         categories[names[row]] += lives.sizes[row]
     place = lives.timeline.places[lives.timeline.allocations.codes("stack")[rows[0]]]
     return DragLine(
-        function=place.function,
-        filename=place.filename,
-        line=place.line,
-        package=place.package,
-        caller=place.caller,
+        **vars(place),
         category=categories.most_common(1)[0][0],
         drag_bytes=sums["drag"],
         lag_bytes=sums["lag"],

@@ -65,17 +65,11 @@ _FIXED = ("parameter", "gradient", "optimizer_state")
 
 @dataclass(frozen=True)
 class Change:
-    """Changes to the recorded program.
+    """Changes to the recorded program."""
 
-    Attributes:
-        edits: The arguments of `core.Program.edit`.
-        notes: Sentences on changes and assumptions.
-        name: The changes in a few words: "batch x 2".
-    """
-
-    edits: Edits
-    notes: tuple[str, ...]
-    name: str
+    edits: Edits  # The arguments of `core.Program.edit`.
+    notes: tuple[str, ...]  # Sentences on changes and assumptions.
+    name: str  # The changes in a few words: "batch x 2".
 
 
 def change_program(
@@ -86,13 +80,7 @@ def change_program(
     batch: float = 1.0,
     no_cycles: bool | Iterable[str] = False,
 ) -> Change | None:
-    """The changes that `what_if` takes; None if there are none.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: There is no such event, function or line, the batch is not above 0, or the
-            trace does not show which blocks collections freed.
-    """
+    """The changes that `what_if` takes; None if there are none."""
     calls = _events(empty_cache_after, len(timeline))
     notes, names, sizes = [], [], None
     ends = array("i", [_AS_RECORDED]) * len(timeline)
@@ -192,16 +180,6 @@ def _free_cycles(
 ) -> str:
     """End each block that a collection freed when its line allocates the next one; returns the
     note.
-
-    Args:
-        snap: The snapshot.
-        timeline: That of the device.
-        places: The functions or lines at which collections ran; None: recognize them by the
-            collector's frames.
-        ends: By event, the end of the block that it allocates; written to.
-
-    Raises:
-        ValueError: No block was freed there.
     """
     rows, stacks = timeline.allocations, timeline.events.codes("stack")
     chosen = _Chosen(snap, _COLLECTOR if places is None else places)
@@ -708,21 +686,14 @@ Each = Callable[[Callable[["_Run"], bytes], Iterable["_Run"]], list[bytes]]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The runs of some settings at one limit.
-
-    Attributes:
-        program: The program to run.
-        settings: The text of the settings; None are the recorded ones.
-        name: The settings of the outcome.
-        options: The keywords of the core's `find_range`.
-        compare: Runs the recorded settings with the addresses of the trace: figures, and whether
-            they are exact, in which case they serve as the first run; or None.
-    """
+    """The runs of some settings at one limit."""
 
     program: core.Program
-    settings: str | None
+    settings: str | None  # The text of the settings; None are the recorded ones.
     name: str
-    options: dict[str, Any]
+    options: dict[str, Any]  # The keywords of the core's `find_range`.
+    # Runs the recorded settings with the addresses of the trace: figures, and whether they are
+    # exact, in which case they serve as the first run; or None.
     compare: Callable[[], tuple[bytes, bool]] | None
 
     def runs(self) -> list[_Run]:

@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 def canonical(settings: str) -> str:
     """The shortest text with the same meaning.
 
-    Args:
-        settings: A PYTORCH_CUDA_ALLOC_CONF text.
-
-    Raises:
-        SettingsError: PyTorch would not accept it, or it selects another allocator than the
-            native one; `.position` is where.
-
     Example:
         >>> canonical("expandable_segments : True, max_split_size_mb:512")
         'expandable_segments:True,max_split_size_mb:512'
@@ -64,9 +57,6 @@ def takes_share(settings: str) -> bool:
 def expandable_advice(recorded: str) -> str:
     """The advice to set expandable segments alone, replacing the settings in force.
 
-    Args:
-        recorded: Those settings, as text; "" is the default.
-
     Example:
         >>> expandable_advice("max_split_size_mb:64")
         'try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True instead of max_split_size_mb:64'
@@ -76,16 +66,7 @@ def expandable_advice(recorded: str) -> str:
 
 
 def version_number(text: str | None) -> int:
-    """The core's number of a PyTorch version; 0 for None, the newest known.
-
-    Raises:
-        TypeError: Not a str.
-        ValueError: Not a version.
-
-    Example:
-        >>> version_number("2.11.0+cu130")
-        2011
-    """
+    """The core's number of a PyTorch version; 0 for None, the newest known."""
     if text is None:
         return 0
     found = re.match(r"(\d{1,3})\.(\d{1,3})(\D|$)", checked_text("torch_version", text))
@@ -95,12 +76,7 @@ def version_number(text: str | None) -> int:
 
 
 def wanted_settings(settings: tuple[str, ...], is_size_given: bool) -> list[str]:
-    """The default and the given settings, each once, in the shortest spelling.
-
-    Raises:
-        SettingsError: PyTorch would not accept one.
-        ValueError: One asks for a share of a device of unknown size.
-    """
+    """The default and the given settings, each once, in the shortest spelling."""
     wanted = {text: canonical(text) for text in ("", *settings)}
     shares = [text for text in wanted if takes_share(text)]
     if shares and not is_size_given:
@@ -128,17 +104,11 @@ _MOST_BYTES = 1 << 60
 
 @dataclass(frozen=True)
 class Asked:
-    """The requested memory limit.
+    """The requested memory limit."""
 
-    Attributes:
-        bytes: The most that the process may have.
-        fraction: The share given to `set_per_process_memory_fraction`, or None.
-        total_bytes: The size of that device; None without `fraction`.
-    """
-
-    bytes: int
-    fraction: float | None = None
-    total_bytes: int | None = None
+    bytes: int  # The most that the process may have.
+    fraction: float | None = None  # The share given to `set_per_process_memory_fraction`, or None.
+    total_bytes: int | None = None  # The size of that device; None without `fraction`.
 
     @property
     def is_share(self) -> bool:
@@ -147,12 +117,7 @@ class Asked:
 
 
 def asked_bytes(noun: str, size: int | str) -> int:
-    """A size in bytes; `noun` names it in errors.
-
-    Raises:
-        ValueError: Not a size, or out of range.
-        TypeError: Neither a number nor a str.
-    """
+    """A size in bytes; `noun` names it in errors."""
     nbytes = parse_bytes(size)
     if not 0 < nbytes <= _MOST_BYTES:
         raise ValueError(f"a {noun} must be above 0 bytes and at most 2^60")
@@ -173,9 +138,6 @@ def asked_capacity(
         capacity: The limit in bytes, or with `fraction` the size of the device.
         fraction: The argument of `set_per_process_memory_fraction`.
         room: The recorded device, if known.
-
-    Raises:
-        ValueError: One is out of range, or the size of the device is unknown.
     """
     total = capacity_bytes(capacity)
     if fraction is None:
@@ -195,12 +157,7 @@ def asked_capacity(
 
 
 def roundest(low: int, high: int) -> int:
-    """The number from `low` to `high` that is divisible by the highest power of two.
-
-    Example:
-        >>> roundest(2028 << 20, 2120 << 20) >> 20
-        2048
-    """
+    """The number from `low` to `high` that is divisible by the highest power of two."""
     step = 1
     while -(-low // (2 * step)) * 2 * step <= high and 2 * step <= high:
         step *= 2
@@ -215,7 +172,6 @@ def limit_notes(
     Args:
         asked: The requested limit; None is the recorded one.
         room: The recorded device, if known.
-        facts: The core's facts on the program.
         limits: The assumed limits (`Replayer.limits`).
     """
     if asked is not None:

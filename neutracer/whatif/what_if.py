@@ -1,18 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`what_if`: replays of a program under other settings, or with changes to the program."""
+"""`what_if`: replays of a program under other settings, or with changes to the program.
+
+Without settings it searches for those with the smallest footprint that fits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import overload
+from itertools import accumulate, product
+from typing import Any, overload
 
+from neutracer._native import core
 from neutracer.question import first_findings, opened
-from neutracer.render.document import Block, Document, Note, Severity, Table
-from neutracer.render.report import Finding, Report, ranked
+from neutracer.render.document import (
+    Block,
+    Copyable,
+    Document,
+    Figure,
+    Note,
+    Paragraph,
+    Severity,
+    Table,
+)
+from neutracer.render.report import Finding, PlainRow, Report, ranked
 from neutracer.trace.snapshot import Snapshot, settings_words
 from neutracer.trace.source import SnapshotSource
-from neutracer.units import format_bytes, format_count
+from neutracer.trace.timeline import Timeline
+from neutracer.units import format_bytes, format_count, format_share
 from neutracer.whatif.replaying import (
     OUTCOME_HEADS,
     Change,
@@ -24,10 +40,761 @@ from neutracer.whatif.replaying import (
     named,
     named_recorded,
     outcome_cells,
+    stop_of,
     trust_blocks,
 )
-from neutracer.whatif.search import OBJECTIVES, RecommendReport, best_settings
 from neutracer.whatif.settings import canonical, wanted_settings
+
+# ---- Bound -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bound(PlainRow):
+    """The packing lower bound: no allocator can serve the program with less memory.
+
+    Attributes:
+        bytes: The peak of live blocks, each rounded up to 512 bytes, PyTorch's smallest unit.
+        event: The event of that peak; -1: before the trace.
+        with_failed_bytes: The same, counting the requests that failed in the recording.
+    """
+
+    bytes: int
+    event: int
+    with_failed_bytes: int
+    _beyond: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
+
+    def of(self, outcome: Outcome) -> int:
+        """The bytes to compare an outcome's peak with.
+
+        A replay ends with a request that failed in the recording and succeeds now; the bound
+        is then of the live blocks up to there and that request.
+        """
+        if outcome.beyond_event is None:
+            return self.bytes
+        return self._beyond.get(outcome.beyond_event, self.bytes)
+
+
+def packing_bound(timeline: Timeline, counts_failed: bool = True) -> Bound:
+    """The packing lower bound of a trace."""
+    rows = timeline.allocations
+    changes = [0] * (len(timeline) + 1)
+    columns = (rows.codes("requested_size"), rows.codes("alloc_event"), rows.codes("free_event"))
+    for requested, made, freed in zip(*columns, strict=True):
+        size = -(-requested // 512) * 512
+        if freed != -2:  # -2: freed before the trace
+            changes[made + 1] += size
+        if freed >= 0:
+            changes[freed + 1] -= size
+    live = list(accumulate(changes))
+    most = max(live)
+    wanted, beyond = [most], {}
+    if timeline.facts["oom_count"]:
+        sizes, so_far = timeline.events.codes("size"), list(accumulate(live, max))
+        for event, action in enumerate(timeline.events["action"]):
+            if action == "oom":
+                size = sizes[event] if counts_failed else 0
+                wanted.append(live[event + 1] + size)
+                beyond[event] = max(so_far[event + 1], wanted[-1])
+    return Bound(most, live.index(most) - 1, max(wanted), beyond)
+
+
+def bound_of(replayer: Replayer) -> Bound:
+    """The packing lower bound of the recorded program."""
+    divisions = replayer.snap.settings_in_force["roundup_power2_divisions"]
+    return packing_bound(replayer.timeline, max(divisions) <= 1)
+
+
+# ---- Search ------------------------------------------------------------------------------
+
+OBJECTIVES = ("fit", "reserved", "speed")
+
+# Segments are multiples of this, so a finer capacity makes no difference.
+_GRAIN = 2 << 20
+
+# The model's assumption for a device of unknown size.
+_ENDLESS = 1 << 40
+
+# More than any device has.
+_MOST = 1 << 50
+
+_SPLITS = (20, 32, 64, 128, 256, 512, 1024)
+_ROUNDUPS = ("2", "4", "8", "16", "[256:1,512:2,1024:4,>:8]")
+_LARGES = (12, 40, 64)
+_THRESHOLDS = ("0.6", "0.7", "0.8", "0.9")
+
+# The core's codes for address orders, for the time at which blocks used by other streams become
+# free, and for rebuilding the state before the trace.
+_ORDERS, _RANDOM, _SEEDS = (2, 3), 1, (1, 2)
+_TIMINGS = (1, 2)
+_BEGINS = (1, 2, 3)
+
+
+def candidates(replayer: Replayer) -> tuple[str, ...]:
+    """About three dozen settings to try, simple ones first.
+
+    They include the garbage collection threshold only if PyTorch limits the process: without a
+    limit it has no effect.
+    """
+    splits = [f"max_split_size_mb:{size}" for size in _SPLITS]
+    roundups = [f"roundup_power2_divisions:{each}" for each in _ROUNDUPS]
+    found = ["", "expandable_segments:True", *splits, *roundups]
+    found += [f"expandable_segments:True,{each}" for each in roundups]
+    found += [f"{a},{b}" for a, b in product(splits[2:5], roundups[1:3])]
+    found += [f"{each},max_non_split_rounding_mb:64" for each in splits[2:5]]
+    if replayer.knows_large_segments:
+        larges = [f"large_segment_size_mb:{size}" for size in _LARGES]
+        found += [*larges, *(f"expandable_segments:True,{each}" for each in larges)]
+    if replayer.is_limited:
+        collecting = [f"garbage_collection_threshold:{each}" for each in _THRESHOLDS]
+        found += collecting
+        found += [f"{a},{b}" for a, b in product(splits[3:5], collecting[::2])]
+        found += [f"{a},{b}" for a, b in product(roundups[1:3], collecting[::2])]
+    return tuple(dict.fromkeys(canonical(each) for each in found))
+
+
+def order_of(
+    objective: str,
+    outcome: Outcome,
+    smallest: int | None,
+    alike: tuple[int, int] = (0, 0),
+) -> tuple[int, ...]:
+    """The sort key of a candidate; the lowest is the best.
+
+    A program that fails ranks behind one that does not, under any objective. Of two that stop
+    for lack of memory, the one that gets further ranks first, under "fit" the one that needs
+    less for all of the program: figures of different parts can't be compared.
+
+    Args:
+        smallest: Its smallest capacity in bytes, or None.
+    """
+    peak = outcome.peak_reserved_bytes
+    highest = outcome.range("peak_reserved_bytes")[1]
+    reserved = peak if highest is None or "beyond" in outcome.causes else highest
+    stopped = outcome.stopped_event
+    failures = (int(stopped is not None), outcome.ooms)
+    if stopped is not None:
+        failures = (1, 0 if objective == "fit" else -stopped)
+    keys = {
+        "fit": (peak if smallest is None else smallest, reserved),
+        "reserved": (reserved, peak),
+        "speed": (outcome.device_calls + outcome.retries, reserved),
+    }
+    figures = (max(key, up_to) for key, up_to in zip(keys[objective], alike, strict=True))
+    simplicity = outcome.settings.count(":")
+    return (*failures, *figures, simplicity, outcome.device_calls)
+
+
+def distinct_rules(replayer: Replayer, tried: tuple[str, ...]) -> tuple[str, ...]:
+    """The settings without those equivalent to an earlier one for this program, as a limit above
+    every possible block is."""
+    largest, held = _largest(replayer.timeline)
+    found: dict[tuple[object, ...], str] = {}
+    for settings in tried:
+        found.setdefault(_rules(settings, largest, held), settings)
+    return tuple(found.values())
+
+
+def _largest(timeline: Timeline) -> tuple[int, int]:
+    """The bytes of the largest request, and of the largest segment that precedes the trace."""
+    events, segments = timeline.events, timeline.segments
+    largest = max(timeline.allocations.codes("requested_size"), default=0)
+    if timeline.facts["oom_count"]:
+        sizes = events.codes("size")
+        failed = (sizes[event] for event, name in enumerate(events["action"]) if name == "oom")
+        largest = max(largest, *failed)
+    lives = zip(segments.codes("size"), segments.codes("alloc_event"), strict=True)
+    return largest, max((size for size, made in lives if made < 0), default=0)
+
+
+def _rules(settings: str, largest: int, held: int) -> tuple[object, ...]:
+    """The effective settings for requests of up to `largest` bytes and existing segments of up
+    to `held` bytes."""
+    parsed = core.parse_settings(settings)
+    # The table's first entry is for all up to 2 MiB, each further one for the next power.
+    entry = min(max(largest.bit_length() - 21, 0), 15)
+    divisions = [max(each, 1) for each in parsed["roundup_power2_divisions"][: entry + 1]]
+    rounded = largest * 2 if max(divisions) > 1 else largest
+    segment = max(-(-rounded // _GRAIN) * _GRAIN, parsed["large_segment_size"], held)
+    split = (parsed["max_split_size"], parsed["max_non_split_rounding"])
+    if split[0] is None or (split[0] > segment and not parsed["expandable_segments"]):
+        split = (None, None)
+    others = ("expandable_segments", "large_segment_size", "garbage_collection_threshold")
+    rest = tuple(parsed[name] for name in (*others, "per_process_memory_fraction"))
+    return (tuple(divisions), *split, *rest)
+
+
+def _assumed(replayer: Replayer) -> int:
+    """The memory limit assumed in a run without an explicit one."""
+    limit, high = replayer.limits[0], replayer.facts["limit_high"]
+    return limit or high or replayer.facts["device_total"] or _ENDLESS
+
+
+class _Fitting:
+    """Whether a program succeeds with a number of bytes, run only if no earlier run decides it.
+
+    It has to succeed both on a device of that size and under a limit of that size on a larger
+    device. The two differ with expandable segments (a limit compares requests, a device needs
+    whole pages) and with garbage collection (which starts at a share of a limit).
+
+    A run that succeeded goes the same way with any capacity from its peak up to its own.
+
+    Args:
+        settings: The settings; None are the recorded ones.
+        known: Their outcome as recorded, or with `replayer.capacity`; None if unknown.
+    """
+
+    def __init__(self, replayer: Replayer, settings: str | None, known: Outcome | None) -> None:
+        self._replayer = replayer
+        self._settings = settings
+        self._spans: list[tuple[int, int]] = []
+        text = replayer.recorded_settings if settings is None else settings
+        self._rules = core.parse_settings(text)
+        differ = self._rules["expandable_segments"] or self._collects
+        self._kinds = (False, True) if differ else (replayer.is_limited,)
+        if known is not None:
+            self._note(known, _assumed(replayer))
+
+    @property
+    def _collects(self) -> bool:
+        return float(self._rules["garbage_collection_threshold"]) > 0.0
+
+    def __call__(self, nbytes: int) -> bool:
+        if any(low <= nbytes <= high for low, high in self._spans):
+            return True
+        outcomes = self.runs(nbytes)
+        first = next(outcomes)
+        self._note(first, nbytes)
+        return first.fits and all(outcome.fits for outcome in outcomes)
+
+    def runs(self, nbytes: int, **changes: int) -> Iterator[Outcome]:
+        """The outcomes on a device of that size, and under a limit of that size."""
+        for is_share in self._kinds:
+            yield self._replayer.quick(self._settings, nbytes, is_share=is_share, **changes)
+
+    def _note(self, outcome: Outcome, nbytes: int) -> None:
+        if outcome.fits and len(self._kinds) == 1 and self._is_steady():
+            self._spans.append((outcome.peak_reserved_bytes, nbytes))
+
+    def _is_steady(self) -> bool:
+        """Whether the capacity only decides which requests fail."""
+        return float(self._rules["per_process_memory_fraction"]) == 1.0
+
+
+def smallest_capacity(
+    replayer: Replayer,
+    settings: str | None,
+    least: int,
+    *,
+    known: Outcome | None = None,
+    beaten_by: int | None = None,
+) -> int | None:
+    """The least memory with which every request of the program succeeds, a multiple of 2 MiB; None
+    if none was found up to `beaten_by`. `known`: their outcome by `replayer.quick`."""
+    fits = _Fitting(replayer, settings, known)
+    return _least(fits, least, max(least // 4, 1), beaten_by)
+
+
+def _least(fits: Callable[[int], bool], least: int, step: int, beaten_by: int | None) -> int | None:
+    """The least bytes that fit, from `least` on in growing steps, then by bisection."""
+    most = _MOST if beaten_by is None else beaten_by
+    low = high = -(-max(least, _GRAIN) // _GRAIN) * _GRAIN
+    step = max(step // _GRAIN, 1) * _GRAIN
+    while not fits(high):
+        low, high, step = high, high + step, step + step // 4 // _GRAIN * _GRAIN
+        if high > _MOST:
+            return None
+    while high - low > _GRAIN and low < most:
+        middle = (low + high) // 2 // _GRAIN * _GRAIN
+        if fits(middle):
+            high = middle
+        else:
+            low = middle
+    return high if high == low or low < most else None
+
+
+def confirmed_capacity(replayer: Replayer, settings: str | None, nbytes: int) -> int:
+    """`nbytes` of `smallest_capacity`, raised until runs with other address orders and stream
+    timings succeed too; `settings` None are the recorded ones."""
+    fitting = _Fitting(replayer, settings, None)
+    cases: list[dict[str, int]] = [{}, *({"order": order} for order in _ORDERS)]
+    cases += [{"order": _RANDOM, "seed": seed} for seed in _SEEDS]
+    if replayer.facts["has_later"]:
+        cases += [{"timing": timing} for timing in _TIMINGS]
+    if replayer.facts["areas"] and settings is not None:
+        cases += [{"begin": begin} for begin in _BEGINS]
+
+    def fits(nbytes: int) -> bool:
+        return all(each.fits for case in cases for each in fitting.runs(nbytes, **case))
+
+    found = _least(fits, nbytes, nbytes // 64, None)
+    return nbytes if found is None else found
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The runs of a program that settings are compared by."""
+
+    recorded: Outcome  # The outcome of the recorded settings.
+    smallest: int | None  # The smallest capacity under those, or None.
+    bound: Bound
+    outcomes: tuple[Outcome, ...]  # Those of the other distinct settings, without ranges.
+
+
+def survey(replayer: Replayer, tried: tuple[str, ...]) -> Survey:
+    """Run the program as recorded and under each setting, in parallel."""
+
+    def own() -> tuple[Bound, int | None]:
+        bound = bound_of(replayer)
+        return bound, smallest_capacity(replayer, None, bound.with_failed_bytes)
+
+    def recorded() -> tuple[Outcome, object]:
+        return replayer.outcome(None), replayer.check
+
+    def quick(settings: str) -> Callable[[], Outcome]:
+        return lambda: replayer.quick(settings)
+
+    # Computed once, before threads need it.
+    _ = replayer.limits, replayer.silent_places
+    jobs: list[Callable[[], Any]] = [own, recorded]
+    jobs += [quick(settings) for settings in distinct_rules(replayer, tried)]
+    (bound, smallest), (outcome, _check), *found = replayer.map(lambda job: job(), jobs)
+    return Survey(outcome, smallest, bound, tuple(found))
+
+
+def smallest_capacities(
+    replayer: Replayer, outcomes: list[Outcome], found: Survey, beaten_by: int | None = None
+) -> dict[str, int | None]:
+    """The smallest capacity of each outcome, by its settings; arguments as for
+    `smallest_capacity`, with the outcomes of `replayer.quick`."""
+
+    def search(outcome: Outcome) -> int | None:
+        if outcome.settings == replayer.recorded_settings:
+            return found.smallest
+        least = found.bound.with_failed_bytes
+        return smallest_capacity(
+            replayer, outcome.settings, least, known=outcome, beaten_by=beaten_by
+        )
+
+    needs = replayer.map(search, outcomes)
+    return {each.settings: nbytes for each, nbytes in zip(outcomes, needs, strict=True)}
+
+
+# ---- Rank --------------------------------------------------------------------------------
+
+#: Figures within this share of the least count as equal, since the model is of one run; a
+#: setting that saves less is no better than the recorded one.
+ALIKE = 0.02
+
+# The most candidates with ranges.
+_RANGED = 6
+
+# The budget of the search for smallest capacities, in replayed program steps (about ten seconds
+# of one core): on a longer trace it covers fewer candidates.
+_STEPS = 60_000_000
+_RUNS_PER_SEARCH = 16
+
+#: An outcome, and its smallest capacity if searched for.
+Row = tuple[Outcome, int | None]
+
+
+def rank(replayer: Replayer, objective: str, found: Survey) -> list[Row]:
+    """The distinct outcomes without ranges, the best first; with smallest capacities if ranked
+    by them."""
+    distinct: dict[tuple[object, ...], Outcome] = {}
+    for outcome in found.outcomes:
+        figures = (outcome.peak_reserved_bytes, outcome.reserved_bytes, outcome.device_allocs)
+        distinct.setdefault((*figures, outcome.device_frees, outcome.ooms), outcome)
+    tried = sorted(distinct.values(), key=lambda each: order_of(objective, each, None))
+    if objective != "fit":
+        return _ranked(objective, [(each, None) for each in tried])
+    tried = tried[: max(_RANGED, _STEPS // _RUNS_PER_SEARCH // replayer.facts["steps"])]
+    beaten_by = _beaten_by(found, tried)
+    needs = smallest_capacities(replayer, tried, found, beaten_by)
+    rows = [(each, needs[each.settings]) for each in tried]
+    if beaten_by is not None:
+        rows = [(each, nbytes) for each, nbytes in rows if nbytes is not None]
+    return _ranked(objective, rows)
+
+
+def _ranked(objective: str, rows: list[Row]) -> list[Row]:
+    alike = _alike(objective, rows)
+    return sorted(rows, key=lambda row: order_of(objective, row[0], row[1], alike))
+
+
+def _alike(objective: str, rows: list[Row]) -> tuple[int, int]:
+    """The values up to which the two figures of an objective count as equal to the least."""
+    keys = [order_of(objective, *row)[:4] for row in rows]
+    if not keys:
+        return (0, 0)
+    *failures, first, _ = min(keys)
+    first = _above(first)
+    seconds = [key[3] for key in keys if [*key[:2]] == failures and key[2] <= first]
+    return first, _above(min(seconds))
+
+
+def _above(figure: int) -> int:
+    return int(figure * (1 + ALIKE))
+
+
+def is_worth(objective: str, row: Row, recorded: Row) -> bool:
+    """Whether a setting beats the recorded one by enough to be worth a change.
+
+    It fails less; or it is better by more than `ALIKE` in the objective, or in the second figure
+    if the two are equal in the first. If both stop for lack of memory, only the memory that the
+    whole program needs counts.
+    """
+    mine, own = (order_of(objective, *each)[:4] for each in (row, recorded))
+    if mine[:2] != own[:2]:
+        return mine < own
+    is_less = [_above(here) < there for here, there in zip(mine[2:], own[2:], strict=True)]
+    if recorded[0].stopped_event is not None:
+        is_known = objective == "fit" and None not in (row[1], recorded[1])
+        return is_known and is_less[0]
+    return mine[2] < own[2] and any(is_less)
+
+
+def _beaten_by(found: Survey, tried: list[Outcome]) -> int | None:
+    """The smallest capacity above which a setting can't beat the recorded ones; None if some
+    setting beats them by failing less."""
+
+    def failures(outcome: Outcome) -> tuple[int, ...]:
+        return order_of("fit", outcome, None)[:2]
+
+    fails_less = any(failures(each) < failures(found.recorded) for each in tried)
+    return None if fails_less or found.smallest is None else _above(found.smallest)
+
+
+def best_of(
+    replayer: Replayer, objective: str, found: Survey, ranked: list[Row], most: int
+) -> list[Row]:
+    """Up to `most` rows of `rank` that beat the recorded settings, with ranges.
+
+    A range never improves a rank, so only the best rows without one get one.
+    """
+    rows, own = ranked[:_RANGED], (found.recorded, found.smallest)
+    ranged: set[str] = set()
+    while True:
+        able = _ranked(objective, [row for row in rows if is_worth(objective, row, own)])[:most]
+        missing = [row for row in able if row[0].settings not in ranged]
+        if not missing:
+            return able
+        names = [outcome.settings for outcome, _ in missing]
+        ranges = dict(zip(names, replayer.map(replayer.outcome, names), strict=True))
+        rows = [(ranges.get(outcome.settings, outcome), nbytes) for outcome, nbytes in rows]
+        ranged.update(names)
+
+
+# ---- Messages ----------------------------------------------------------------------------
+
+
+def gain(objective: str, row: Row, recorded: Row) -> tuple[int, str]:
+    """The advantage of a setting over the recorded one: bytes saved, and a message."""
+    (outcome, smallest), (before, own) = row, recorded
+    name = named(outcome)
+    if objective == "fit" and smallest is not None and own is not None and smallest < own:
+        message = f"{name}: every request succeeds with {format_bytes(smallest)}"
+        return own - smallest, f"{message} instead of {format_bytes(own)}"
+    if before.stopped_event is not None:
+        stop = stop_of(outcome)
+        until = "the end of the trace" if stop is None else f"event {stop}"
+        return 0, f"{name}: the program gets to {until} instead of event {stop_of(before)}"
+    if outcome.ooms < before.ooms:
+        errors = format_count(outcome.ooms, "out-of-memory error")
+        return 0, f"{name}: {errors} instead of {format_count(before.ooms)}"
+    peaks = outcome.peak_reserved_bytes, before.peak_reserved_bytes
+    saved = max(peaks[1] - peaks[0], 0)
+    if objective == "speed":
+        calls = f"{format_count(outcome.device_calls)} device calls"
+        return saved, f"{name}: {calls} instead of {format_count(before.device_calls)}"
+    less, more = (format_bytes(nbytes) for nbytes in peaks)
+    return saved, f"{name}: peak reserved {less} instead of {more}"
+
+
+def cost(more: int) -> str:
+    """The additional device calls of a choice, in words."""
+    noun = "more device call" if more > 0 else "fewer device call"
+    return format_count(abs(more), noun) if more else "as many device calls"
+
+
+def stops(outcome: Outcome) -> tuple[Note, ...]:
+    """A note that the figures of a choice cover only a part of the program."""
+    stop = stop_of(outcome)
+    text = f"it stops for lack of memory at event {stop}: the peak is of the part before"
+    return () if stop is None else (Note(text),)
+
+
+def near_least(
+    objective: str, needed: int | None, least: tuple[int, str] | None
+) -> tuple[Note, ...]:
+    """A note on a setting that needs insignificantly less memory than the best one."""
+    if objective != "fit" or least is None or needed is None:
+        return ()
+    if not least[0] < needed <= least[0] * (1 + ALIKE):
+        return ()
+    share = format_share(ALIKE, decimals=0)
+    return (Note(f"within {share} of the least, {format_bytes(least[0])} with {least[1]}"),)
+
+
+def above(outcome: Outcome, bound: Bound) -> float:
+    """By how much the peak of an outcome exceeds its lower bound, as a share of the bound."""
+    least = bound.of(outcome)
+    return outcome.peak_reserved_bytes / least - 1 if least else 0.0
+
+
+def bound_sentence(bound: Bound, recorded: Outcome, best: Outcome | None) -> str:
+    """The lower bound, and how far above it the peaks of the recorded and the best settings are."""
+    where = f"event {format_count(bound.event)}" if bound.event >= 0 else "the start"
+    text = f"No allocator could manage with less than {format_bytes(bound.bytes)}, live at {where}"
+    if bound.with_failed_bytes > bound.bytes:
+        text += f", or {format_bytes(bound.with_failed_bytes)} with the failed requests"
+    if recorded.stopped_event is not None or not bound.bytes:
+        return f"{text}."
+    shown = [(recorded, "as recorded")]
+    if best is not None and best.stopped_event is None:
+        shown.append((best, f"with {named(best)}"))
+    parts: list[str] = []
+    previous = 0
+    for outcome, name in shown:
+        least = bound.of(outcome)
+        base = "it" if least == bound.with_failed_bytes == bound.bytes else format_bytes(least)
+        over = "" if least == previous else f" above {base}"
+        parts.append(f"{format_share(above(outcome, bound))}{over} {name}")
+        previous = least
+    return f"{text}. Reserved at its peak: {', '.join(parts)}."
+
+
+# ---- Recommend ---------------------------------------------------------------------------
+
+# The number of choices.
+_SHOWN = 3
+
+#: The smallest capacity of all settings in bytes, and the name of its setting.
+Least = tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Choice(PlainRow):
+    """One setting that beats the recorded one.
+
+    Attributes:
+        settings: The text for PYTORCH_CUDA_ALLOC_CONF.
+        environment: The assignment for a shell.
+        outcome: The replayed outcome.
+        smallest_capacity_bytes: The least memory for PyTorch's allocator with which every
+            request succeeds (including those that failed in the recording), as a device's size
+            and as PyTorch's limit, also with other address orders; None if none was found.
+            CUDA's context and other libraries come on top.
+        saved_bytes: The peak of reserved under the recorded settings minus this one's.
+        more_device_calls: Additional cudaMalloc and cudaFree calls, mappings and unmappings
+            compared with the recorded settings; negative if there are fewer.
+        above_bound: The excess of its peak of reserved over the packing lower bound (that of
+            the replayed part if a failed request now succeeds), as a share of the bound. None
+            if the program stops for lack of memory.
+    """
+
+    settings: str
+    environment: str
+    outcome: Outcome
+    smallest_capacity_bytes: int | None
+    saved_bytes: int
+    more_device_calls: int
+    above_bound: float | None
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RecommendReport(Report):
+    """The best of a few dozen settings for one program.
+
+    Attributes:
+        device: The device.
+        events: Events of its trace.
+        objective: "fit", "reserved" or "speed".
+        capacity_bytes: The memory limit of the process; None is the recorded one.
+        tried: The number of settings tried.
+        recorded: The outcome under the file's own settings.
+        settings_recorded: Whether the file states them; if not, they are inferred from its trace.
+        recorded_capacity_bytes: The smallest capacity under those.
+        choices: The best, at most three; empty if none beats the recorded settings.
+        bound: The packing lower bound.
+        check: How faithfully the model replays the recording.
+        notes: Limits of the trace.
+    """
+
+    schema = "neutracer.recommend/1"
+    derived = ("fidelity",)
+
+    device: int
+    events: int
+    objective: str
+    capacity_bytes: int | None
+    tried: int
+    recorded: Outcome
+    recorded_capacity_bytes: int | None
+    choices: tuple[Choice, ...]
+    bound: Bound
+    check: Fidelity
+    notes: tuple[str, ...]
+    settings_recorded: bool = True
+
+    @property
+    def fidelity(self) -> float:
+        """1.0 where the model reproduces every address and size of the recording."""
+        return self.check.value
+
+    @property
+    def best(self) -> Choice | None:
+        """The first choice, or None if none beats the recorded settings."""
+        return self.choices[0] if self.choices else None
+
+    def document(self) -> Document:
+        """The report as a page."""
+        facts: tuple[str, ...] = (
+            f"cuda:{self.device}",
+            format_count(self.events, "event"),
+            f"objective {self.objective}",
+            f"{format_count(self.tried, 'setting')} tried",
+        )
+        if self.capacity_bytes is not None:
+            facts = (*facts, f"at most {format_bytes(self.capacity_bytes)}")
+        outcomes = (self.recorded, *(choice.outcome for choice in self.choices))
+        blocks: list[Block] = [*self.finding_blocks(), self._table(), self._needs()]
+        best = None if self.best is None else self.best.outcome
+        blocks.append(Paragraph(bound_sentence(self.bound, self.recorded, best)))
+        blocks += trust_blocks(self.check, outcomes, self.notes)
+        return Document("Recommended settings", facts, tuple(blocks))
+
+    def _named_recorded(self) -> str:
+        return named_recorded(self.recorded, is_stated=self.settings_recorded)
+
+    def _table(self) -> Table:
+        rows = [outcome_cells(self.recorded, self._named_recorded())]
+        rows += [outcome_cells(choice.outcome, named(choice.outcome)) for choice in self.choices]
+        return Table("", tuple(rows), OUTCOME_HEADS)
+
+    def _needs(self) -> Table:
+        shown = [(self.recorded_capacity_bytes, self._named_recorded())]
+        shown += [(each.smallest_capacity_bytes, named(each.outcome)) for each in self.choices]
+        rows = tuple(
+            ("none found" if nbytes is None else Figure.bytes(nbytes), name)
+            for nbytes, name in shown
+        )
+        return Table("Smallest memory in which every request succeeds", rows)
+
+
+def best_settings(replayer: Replayer, objective: str) -> RecommendReport:
+    """Search the allocator's settings for the best ones by one of `OBJECTIVES`."""
+    tried = candidates(replayer)
+    found = survey(replayer, tried)
+    choices, least = _choices(replayer, objective, found)
+    if found.smallest is not None:
+        found = replace(found, smallest=confirmed_capacity(replayer, None, found.smallest))
+    return RecommendReport(
+        device=replayer.device,
+        events=len(replayer.timeline),
+        objective=objective,
+        capacity_bytes=replayer.capacity,
+        tried=len(tried),
+        recorded=found.recorded,
+        recorded_capacity_bytes=found.smallest,
+        choices=choices,
+        bound=found.bound,
+        check=replayer.check,
+        notes=replayer.notes(),
+        settings_recorded=replayer.snap.settings_stated,
+        findings=(
+            *first_findings(replayer.snap, device=replayer.device),
+            *_findings(objective, choices, least, found, replayer),
+        ),
+    )
+
+
+def _choices(
+    replayer: Replayer, objective: str, found: Survey
+) -> tuple[tuple[Choice, ...], Least | None]:
+    """The best settings that beat the recorded ones, and the smallest capacity of all."""
+    rows = rank(replayer, objective, found)
+    best = best_of(replayer, objective, found, rows, _SHOWN)
+    if objective != "fit":
+        needs = smallest_capacities(replayer, [each for each, _ in best], found)
+        best = [(outcome, needs[outcome.settings]) for outcome, _ in best]
+    known = [*best, *rows, (found.recorded, found.smallest)]
+    needs_of = [(nbytes, named(each)) for each, nbytes in known if nbytes is not None]
+    least = min(needs_of, key=lambda pair: pair[0], default=None)
+
+    def sure(row: Row) -> Row:
+        outcome, nbytes = row
+        if nbytes is None:
+            return row
+        return outcome, confirmed_capacity(replayer, outcome.settings, nbytes)
+
+    rows = replayer.map(sure, best)
+    return tuple(_choice(*row, found.recorded, found.bound) for row in rows), least
+
+
+def _choice(outcome: Outcome, smallest: int | None, recorded: Outcome, bound: Bound) -> Choice:
+    return Choice(
+        outcome.settings,
+        f"PYTORCH_CUDA_ALLOC_CONF={shlex.quote(outcome.settings)}",
+        outcome,
+        smallest,
+        recorded.peak_reserved_bytes - outcome.peak_reserved_bytes,
+        outcome.device_calls - recorded.device_calls,
+        None if outcome.stopped_event is not None else above(outcome, bound),
+    )
+
+
+def _findings(
+    objective: str,
+    choices: tuple[Choice, ...],
+    least: Least | None,
+    found: Survey,
+    replayer: Replayer,
+) -> tuple[Finding, ...]:
+    own, recorded = found.smallest, found.recorded
+    if not choices:
+        own_settings = settings_words(recorded.settings, is_stated=replayer.snap.settings_stated)
+        message = f"no setting beats the program's own: {own_settings}"
+        verdict = _verdict(None, least, found, replayer)
+        return (*verdict, Finding("no_recommendation", Severity.INFO, 0, message))
+    best = choices[0]
+    saved, message = gain(objective, (best.outcome, best.smallest_capacity_bytes), (recorded, own))
+    near = near_least(objective, best.smallest_capacity_bytes, least)
+    # Calls of different parts of the program can't be compared.
+    alike = best.outcome.stopped_event == recorded.stopped_event
+    calls = cost(best.more_device_calls) if alike else ""
+    evidence = (*near, *stops(best.outcome), *doubt(replayer.check))
+    advice = (
+        Note(Copyable(best.environment), detail=calls),
+        Note("From torch 2.9 on the variable is also called PYTORCH_ALLOC_CONF."),
+    )
+    finding = Finding("recommendation", Severity.INFO, saved, message, evidence, advice)
+    return (*_verdict(best, least, found, replayer), finding)
+
+
+def _verdict(
+    best: Choice | None, least: Least | None, found: Survey, replayer: Replayer
+) -> tuple[Finding, ...]:
+    if replayer.capacity is None:
+        return ()
+    room, own, recorded = format_bytes(replayer.capacity), found.smallest, found.recorded
+    beyond = "; the program's behaviour beyond its trace is unknown"
+    if recorded.fits:
+        message = f"fits in {room} as it is"
+        if own is not None:
+            message += f": every request succeeds from {format_bytes(own)} on"
+        if recorded.beyond_event is not None:
+            message += beyond
+        return (Finding("fits", Severity.INFO, 0, message),)
+    if best is not None and best.outcome.fits:
+        message = f"does not fit in {room} as it is, but does with {named(best.outcome)}"
+        if best.outcome.beyond_event is not None:
+            message += beyond
+        return (Finding("fits_with_settings", Severity.SERIOUS, replayer.capacity, message),)
+    message = f"does not fit in {room} under any of the settings tried"
+    if least is not None:
+        message += f"; {least[1]} needs {format_bytes(least[0])}"
+    return (Finding("out_of_memory", Severity.SEVERE, replayer.capacity, message),)
+
 
 # ---- What if -----------------------------------------------------------------------------
 
@@ -111,7 +878,7 @@ class WhatIfReport(Report):
         return Document("What if", facts, (*blocks, *trust_blocks(self.check, shown, self.notes)))
 
 
-def _findings(
+def _outcome_findings(
     recorded: Outcome, outcomes: tuple[Outcome, ...], check: Fidelity
 ) -> tuple[Finding, ...]:
     """Findings on settings that newly fail, and on the one that saves most."""
@@ -290,7 +1057,7 @@ def _compared(replayer: Replayer, wanted: list[str], change: Change | None) -> W
         settings_recorded=replayer.snap.settings_stated,
         findings=(
             *first_findings(replayer.snap, device=replayer.device),
-            *_findings(recorded, tuple(outcomes), check),
+            *_outcome_findings(recorded, tuple(outcomes), check),
         ),
         _replayer=replayer,
     )

@@ -119,8 +119,8 @@ def test_python_of_the_skill_runs(folder: Path) -> None:
 
 
 def test_verdicts_of_the_skill_are_those_of_the_commands() -> None:
-    from neutracer.cli.explain import KINDS
     from neutracer.leak.trend import VERDICTS
+    from neutracer.oom.case import KINDS
 
     rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", TEXT, re.M)
     told = {word for row in rows for word in re.findall(r"\w+", row)}

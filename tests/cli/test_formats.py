@@ -14,7 +14,7 @@ from bundle import DATA
 import neutracer
 from neutracer.cli.main import main
 from neutracer.render.document import Document, Entry, Findings, Note, Place, Severity
-from neutracer.render.markdown import render_markdown
+from neutracer.render.text import render_markdown
 
 FRAG, LEAK = str(DATA / "frag_default.pickle"), str(DATA / "leak_list.pickle.xz")
 COMMANDS = {

@@ -10,7 +10,7 @@ import pytest
 from small_snapshots import BASE, MIB, block, dumped, event, segment
 
 import neutracer
-from neutracer.fragmentation.findings import forecast_of
+from neutracer.fragmentation.report import forecast_of
 
 
 def falling(rng: random.Random, count: int, slope: float, noise: float) -> list[int]:

@@ -11,7 +11,7 @@ from small_snapshots import BASE, MIB, block, dumped, one_program, segment
 
 import neutracer
 from neutracer._native import core
-from neutracer.fragmentation.findings import band
+from neutracer.fragmentation.report import band
 from neutracer.trace.beside import DeviceRoom
 
 every_snapshot = pytest.mark.parametrize("name", NAMES)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from neutracer.run.cell import CellRecording, CellReport, cell_report
+from neutracer.notebook import CellRecording, CellReport, cell_report
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu

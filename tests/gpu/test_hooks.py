@@ -224,7 +224,7 @@ def test_silence_pushes_nothing():
     pushed = hooks.state().pushed[0]
     train(1)
     assert hooks.state().pushed[0] == pushed
-    hooks.resume()
+    hooks.attach(50_000, 0)
     train(1)
     assert hooks.state().pushed[0] > pushed
     assert live(50_000, 0).history_complete() is False

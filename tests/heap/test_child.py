@@ -19,9 +19,9 @@ from object_graphs import cache_of, callback_cycle, named, ring
 from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.heap import drawing as drawing_spawn
 from neutracer.heap import drawing_child
+from neutracer.heap.drawing import parts_of, plan, scene
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Edge, Node
-from neutracer.heap.scene import parts_of, plan, scene
 
 NEEDS_GRAPHVIZ = pytest.mark.skipif(
     importlib.util.find_spec("neutracer._graphviz") is None,

@@ -15,9 +15,9 @@ from hostile_names import HOSTILE_NAMES
 from object_graphs import MIB, cache_of, callback_cycle, named, ring, tensor_node
 
 from neutracer.heap import drawing as drawing_spawn
+from neutracer.heap.drawing import cycle_order, fold, merged_node, scene
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import MOST_NODES, Edge, Node
-from neutracer.heap.scene import cycle_order, fold, merged_node, scene
 
 HOSTILE = pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES)
 

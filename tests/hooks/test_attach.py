@@ -163,7 +163,7 @@ def test_silence_pushes_nothing(watched: Any) -> None:
     silent = watched.state()["rings"][0][1]
     torch.empty(100)
     assert watched.state()["rings"][0][1] == silent
-    hooks.resume(4)
+    hooks.attach(1_000, 4)
     torch.empty(100)
     assert watched.state()["rings"][0][1] == silent + 2
     assert watched.state()["frames"] == 4

@@ -13,7 +13,7 @@ import pytest
 
 import neutracer
 from neutracer.hooks import shim as hooks
-from neutracer.run.cell import CellRecording
+from neutracer.notebook import CellRecording
 
 torch = pytest.importorskip("torch")
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from compiled import needs_selftest, selftest
+from durations import parse_duration
 from fake_cuda import install
 from made_up_monitor import MadeUpMonitor
 from waiting import PATIENCE, wait_for
@@ -26,7 +27,6 @@ from without_hooks import without_hooks
 import neutracer
 from neutracer.monitor import memory_monitor as monitor_source
 from neutracer.monitor.memory_monitor import AlertDesk, MemoryMonitor, parse_devices
-from neutracer.units import parse_duration
 
 MIB = 1 << 20
 GB = 1e9

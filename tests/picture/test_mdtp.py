@@ -26,15 +26,13 @@ np = pytest.importorskip("numpy")
 from matplotlib.collections import LineCollection  # noqa: E402
 from matplotlib.text import Annotation, Text  # noqa: E402
 
-from neutracer.picture.draw import (  # noqa: E402
-    block_scale,
-    classic_frames,
-    pixel_colours,
-)
-from neutracer.picture.scene import (  # noqa: E402
+from neutracer.picture.draw import (  # noqa: E402  # noqa: E402
     Planes,
     Request,
     Scene,
+    block_scale,
+    classic_frames,
+    pixel_colours,
 )
 from neutracer.render.document import LIGHT  # noqa: E402
 

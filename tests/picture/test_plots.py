@@ -29,7 +29,7 @@ from neutracer.picture.curves import (  # noqa: E402
     stacked_bands,
     unused_shares,
 )
-from neutracer.picture.scene import (  # noqa: E402
+from neutracer.picture.draw import (  # noqa: E402
     Request,
     Scene,
 )

@@ -9,8 +9,8 @@ import pytest
 from bundle import DATA, expected, snapshot
 
 import neutracer
-from neutracer.whatif import advice as replayed_advice
-from neutracer.whatif.advice import Replayed
+from neutracer.fragmentation import report as fragmentation
+from neutracer.fragmentation.report import Replayed
 from neutracer.whatif.replaying import Replayer
 
 RULE = "free ranges then serve any size"
@@ -91,7 +91,7 @@ def test_nothing_is_saved_of_nothing() -> None:
 
 
 def test_long_traces_keep_the_rule_of_thumb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replayed_advice, "_MOST_EVENTS", 1000)
+    monkeypatch.setattr(fragmentation, "_MOST_EVENTS", 1000)
     replayed = Replayed(snapshot("frag_default"), 0)
     assert replayed.at_peak() is None
     assert replayed.at_end() is None

@@ -14,7 +14,7 @@ import neutracer
 from neutracer._native import core
 from neutracer.whatif import replaying
 from neutracer.whatif.replaying import Replayer
-from neutracer.whatif.search import (
+from neutracer.whatif.what_if import (
     OBJECTIVES,
     candidates,
     confirmed_capacity,

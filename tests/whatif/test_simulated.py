@@ -14,9 +14,8 @@ from places import TESTS
 import neutracer
 from neutracer.picture.extra import source_name
 from neutracer.whatif.replaying import Outcome, Replayer
-from neutracer.whatif.search import candidates
 from neutracer.whatif.settings import version_number
-from neutracer.whatif.what_if import check_replay
+from neutracer.whatif.what_if import candidates, check_replay
 
 PROGRAMS = TESTS / "data" / "programs"
 EXPANDABLE = "expandable_segments:True"

@@ -18,7 +18,7 @@ const NOT_LOOKED = {
 // Places of failed requests that are told of.
 const FAILURES = 8;
 
-// Fewer unused bytes are of no account (fragmentation/findings.py).
+// Fewer unused bytes are of no account (fragmentation/report.py).
 const LITTLE = 0.05 * 2 ** 31;
 const RANKS = ["info", "moderate", "serious", "severe"];
 

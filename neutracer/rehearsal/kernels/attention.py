@@ -22,31 +22,19 @@ _NARROW = ((8, 6), (8, 9), (12, 0), (12, 1))
 
 @dataclass(frozen=True)
 class Choice:
-    """The arguments that decide.
+    """The arguments that decide."""
 
-    Attributes:
-        query: The shape of the queries: batch, heads, length, width.
-        key: That of the keys.
-        value_width: The width of the values.
-        dtype: Of all three.
-        has_mask: Whether there is a mask.
-        is_causal: Whether what comes later is hidden.
-        dropout: The share that is dropped.
-        needs_grad: Whether a backward pass may come.
-        learns_mask: Whether the mask gets a gradient.
-        is_dense: Whether the last dimension of all three is laid out one after the other.
-    """
-
-    query: tuple[int, ...]
+    query: tuple[int, ...]  # The shape of the queries: batch, heads, length, width.
     key: tuple[int, ...]
     value_width: int
     dtype: torch.dtype
-    has_mask: bool
-    is_causal: bool
-    dropout: float
-    needs_grad: bool
+    has_mask: bool  # Whether there is a mask.
+    is_causal: bool  # Whether what comes later is hidden.
+    dropout: float  # The share that is dropped.
+    needs_grad: bool  # Whether a backward pass may come.
+    # Whether the last dimension of all three is laid out one after the other.
     is_dense: bool = True
-    learns_mask: bool = False
+    learns_mask: bool = False  # Whether the mask gets a gradient.
 
     @property
     def _is_even(self) -> bool:

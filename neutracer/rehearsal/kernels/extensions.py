@@ -55,11 +55,7 @@ def register_scratch(
 def registered_scratch(
     func: Any, args: Any, kwargs: Any, result: Any
 ) -> list[tuple[int, int, int]] | None:
-    """Likely, least and most bytes of each request of a call; None if nothing is registered.
-
-    Raises:
-        ValueError: The registered function did not return bytes.
-    """
+    """Likely, least and most bytes of each request of a call; None if nothing is registered."""
     if not _registry:
         return None
     name, overload = func._schema.name, func._schema.overload_name

@@ -198,21 +198,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class _Shape:
-    """What of a call decides how much it takes.
+    """What of a call decides how much it takes."""
 
-    Attributes:
-        each: Bytes of the states of one layer, in all its directions, over the whole sequence.
-        layers: How many layers there are.
-        kept: States of a cell that are kept for its backward pass, without its result.
-        gates: States of a cell that are there while it runs, on average over the layers.
-        states: Bytes of the result.
-    """
-
-    each: int
+    each: int  # Bytes of the states of one layer, in all its directions, over the whole sequence.
     layers: int
-    kept: int
-    gates: float
-    states: int
+    kept: int  # States of a cell that are kept for its backward pass, without its result.
+    gates: float  # States of a cell that are there while it runs, on average over the layers.
+    states: int  # Bytes of the result.
 
 
 def _shape(args: Any) -> _Shape:

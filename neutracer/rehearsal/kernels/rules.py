@@ -64,12 +64,7 @@ def is_quiet(func: Any) -> bool:
 
 
 def most_bytes(args: Any, result: Any) -> int:
-    """Upper bound for an unknown operator: its largest tensor, or 0 if that is negligible.
-
-    Args:
-        args: The operator's arguments.
-        result: What it gave.
-    """
+    """Upper bound for an unknown operator: its largest tensor, or 0 if that is negligible."""
     sizes = [
         one.numel() * one.element_size()
         for one in tensors_in([args, result])
@@ -102,16 +97,10 @@ _CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.d
 
 @dataclass(frozen=True)
 class Takes:
-    """Memory that a kernel takes for itself.
+    """Memory that a kernel takes for itself."""
 
-    Attributes:
-        kept: Bytes of requests that are never freed.
-        freed: Bytes of requests that end with the operator: the likely ones, the least and
-            the most of each.
-        note: What they are.
-    """
-
-    kept: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()  # Bytes of requests that are never freed.
+    # Bytes of requests that end with the operator: the likely ones, the least and the most of each.
     freed: tuple[tuple[int, int, int], ...] = ()
     note: str = ""
 
@@ -131,15 +120,7 @@ class Kernels:
         self._handles: set[tuple[str, bool, int]] = set()
 
     def takes(self, func: Any, args: Any, kwargs: Any, result: Any, stream: int) -> Takes | None:
-        """The scratch memory of an operator; None if it needs none.
-
-        Args:
-            func: The operator.
-            args: Its arguments.
-            kwargs: The named ones.
-            result: What it gave.
-            stream: The stream that is current.
-        """
+        """The scratch memory of an operator; None if it needs none."""
         registered = registered_scratch(func, args, kwargs, result)
         if registered is not None:
             self._is_range(str(func).rpartition(".")[0], registered)

@@ -31,23 +31,14 @@ _MOST_VALUES, _LEAST_VALUES = 256, 16
 
 @dataclass(frozen=True)
 class Reduction:
-    """A reduction of one tensor.
-
-    Attributes:
-        shape: The tensor's shape.
-        strides: Its strides, in elements.
-        dims: The dimensions that are reduced.
-        item: Bytes of an element.
-        partial: Bytes of a partial result: 4 for a sum of halves, which is made in floats.
-        unrolled: Values that a thread loads at once where it can (`vt0` in the source).
-    """
+    """A reduction of one tensor."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dims: tuple[int, ...]
-    item: int
-    partial: int
-    unrolled: int = 4
+    item: int  # Bytes of an element.
+    partial: int  # Bytes of a partial result: 4 for a sum of halves, which is made in floats.
+    unrolled: int = 4  # Values that a thread loads at once where it can (`vt0` in the source).
 
 
 def _last_power(n: int) -> int:
@@ -179,8 +170,6 @@ def reduced(
     """Partial results and semaphores of a reduction.
 
     Args:
-        card: The card.
-        tensor: What is reduced.
         dims: Its dimensions; None or none are all.
         partial: Bytes of a partial result, where they are not those of a sum.
         unrolled: As `Reduction` has it.
@@ -393,29 +382,18 @@ _ENVIRONMENT = "NEUTRACER_KERNELS"
 
 @dataclass(frozen=True)
 class Facts:
-    """Measurements on one card.
-
-    Attributes:
-        card: The card's name.
-        capability: Its compute capability.
-        torch: PyTorch's version.
-        cudnn: cuDNN's version.
-        convolutions: By `convolution_key` the bytes of the workspaces, in their order.
-    """
+    """Measurements on one card."""
 
     card: str = ""
     capability: tuple[int, int] = (0, 0)
     torch: str = ""
     cudnn: int = 0
+    # By `convolution_key` the bytes of the workspaces, in their order.
     convolutions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, text: str) -> Facts:
-        """From a file's text.
-
-        Raises:
-            ValueError: The text is not a file of facts.
-        """
+        """From a file's text."""
         try:
             plain = json.loads(text)
             if plain["schema"] != SCHEMA:
@@ -452,13 +430,6 @@ def convolution_key(
 ) -> str:
     """The name of a convolution in a file of facts.
 
-    Args:
-        kind: "forward", or "backward" with the gradients that are wanted: "backward 110".
-        dtype: The tensors' type: "float32".
-        is_last: Whether the input's channels are last in memory.
-        shapes: Of input and weight.
-        numbers: Stride, padding, dilation, groups, and whether it is transposed.
-
     Example:
         >>> convolution_key("forward", "float16", True, [(8, 3, 4, 4), (2, 3, 1, 1)], [1, 0, 1, 1])
         'forward float16 last 8x3x4x4 2x3x1x1 1 0 1 1'
@@ -469,11 +440,7 @@ def convolution_key(
 
 
 def facts_for(card: Card) -> Facts:
-    """The facts of a card: NEUTRACER_KERNELS's if they match its capability, else the built-in.
-
-    Raises:
-        ValueError: The file in NEUTRACER_KERNELS can't be read.
-    """
+    """The facts of a card: NEUTRACER_KERNELS's if they match its capability, else the built-in."""
     named = os.environ.get(_ENVIRONMENT)
     if named:
         try:
@@ -603,15 +570,7 @@ class Convolutions:
     def most_bytes(
         self, source: Tensor, weight: Tensor, output: Tensor, rest: Any, wanted: str
     ) -> int:
-        """The most that a workspace takes by the rules alone.
-
-        Args:
-            source: The input.
-            weight: The weights.
-            output: The result.
-            rest: The operator's arguments from the stride on.
-            wanted: "1" of the forward pass; else which gradients are wanted: "110".
-        """
+        """The most that a workspace takes by the rules alone."""
         shape = _shape(source, weight, output, rest)
         found = [self._forward(shape)] if wanted[0] == "1" else []
         found += [self._weights(shape)] if wanted[1:2] == "1" else []
@@ -750,7 +709,6 @@ def learn(seconds: float, progress: Callable[[str], object] | None = None) -> Fa
     It switches PyTorch's recorder on, and off again.
 
     Args:
-        seconds: After about how many it stops.
         progress: Called with a line of text now and then.
 
     Returns:
