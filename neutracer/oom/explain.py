@@ -327,7 +327,8 @@ def explain(
 
     Args:
         source: A Snapshot or what `load` takes; None is this process's device, now.
-        capacity: The device's bytes, or a text like "24GiB", where the file does not say.
+        capacity: The device's bytes, or a text like "24GiB", where the file does not say; with
+            `request`, of any device that is asked about.
         device: The device; None is the only one, or the only one that ran out.
         event: Which out-of-memory event of the trace; None is the last. With `request` any
             event: the state after it is looked at.
@@ -360,8 +361,10 @@ def explain(
         )
     limit = capacity_bytes(capacity)
     snap = opened(source)
-    own = facts_of(snap.beside) if facts is None and request is None else facts
+    own = facts_of(snap.beside) if facts is None else facts
     known = OomFacts() if own is None else own.filled()
+    if facts is None and request is not None:
+        known = _of_device(known)
     number = _device(snap, device, known)
     if facts is None and request is None and event in _oom_events(snap.timeline(number)):
         known = facts_at(snap.beside, snap.timeline(number).events[event or 0].time_us) or known
@@ -482,6 +485,11 @@ def _matching(snap: Snapshot, failure: Failure, facts: OomFacts, notes: list[str
     if facts.is_of(segment):
         return facts
     notes.append("The JSON beside the file describes another failure; its facts are left out.")
+    return _of_device(facts)
+
+
+def _of_device(facts: OomFacts) -> OomFacts:
+    """What does not change from one request to another."""
     return OomFacts(
         device=facts.device,
         limit_bytes=facts.limit_bytes,

@@ -11,6 +11,7 @@ from typing import Any
 from neutracer.trace.beside import OOM_SCHEMA, Beside, DeviceRoom
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import Frame
+from neutracer.units import format_bytes
 from neutracer.whatif.settings import roundest
 
 # ---- Facts -------------------------------------------------------------------------------
@@ -352,15 +353,29 @@ def budget_of(
     Args:
         reserved: Bytes that the process had reserved then.
         capacity: The device's bytes as the user says; None: as recorded.
+
+    Raises:
+        ValueError: The request failed on a device of another size.
     """
-    total = facts.device_total_bytes if capacity is None else capacity
+    known = facts.device_total_bytes
+    total = known if capacity is None else capacity
     free = _device_free(snap, device, failure, facts, reserved)
+    if capacity is not None and failure.happened and known not in (None, capacity):
+        raise ValueError(
+            f"the device had {format_bytes(known or 0)}, by the JSON beside the file: ask "
+            "neutracer.what_if() (neutracer what-if) about another capacity, or give a request"
+        )
     if capacity is not None:
         left = max(capacity - reserved, 0)
-        free = left if free is None else min(free, left)
+        # Another device has less or more to spare; what is not PyTorch's is the same.
+        more = 0 if known is None else capacity - known
+        free = left if free is None else min(max(free + more, 0), left)
     segment = failure.segment_size(int(snap.settings_in_force["large_segment_size"]))
     limit, guessed = facts.limit_bytes, False
     share = float(snap.settings_in_force["per_process_memory_fraction"])
+    if capacity is not None and limit is not None and known and limit > known - UNIT:
+        # It was all of the recorded device.
+        limit = None
     if limit is None and total is not None and share < 1.0:
         limit = int(total * share)
     may_guess = failure.event is not None and free is not None and free >= segment
@@ -369,7 +384,7 @@ def budget_of(
         guessed = limit is not None
     if limit is None and may_guess:
         limit, guessed = _guessed_limit(snap, device, failure, reserved, segment), True
-    elif limit is not None and facts.is_rounded:
+    elif limit is not None and facts.is_rounded and failure.happened:
         limit = _sharpened(limit, reserved, segment, free)
     if limit is not None and total is not None and limit > total - UNIT:
         # As good as all of the device: no limit that one could raise.

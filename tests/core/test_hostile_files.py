@@ -501,13 +501,17 @@ def test_empty_file_is_named_empty() -> None:
     [
         (b'{"a": 1}', "JSON"),
         (b"<!DOCTYPE html><html></html>", "HTML"),
-        (b"import torch\nprint(1)\n", "text"),
     ],
 )
 def test_text_is_named_text(text: bytes, word: str) -> None:
     error = refused(text)
     assert word in error.reason
     assert "_dump_snapshot" in error.reason
+
+
+def test_program_and_log_are_named_with_their_commands() -> None:
+    assert "text file: 'neutracer explain'" in refused(b"one\ntwo\n").reason
+    assert "Python program: 'neutracer run'" in refused(b"import torch\nprint(1)\n").reason
 
 
 def test_checkpoint_is_named_checkpoint() -> None:

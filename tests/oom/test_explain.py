@@ -382,7 +382,7 @@ def test_question_uses_what_a_failure_tells_of_the_device() -> None:
     report = neutracer.explain(DATA / "frag_default.pickle", request="2GiB")
     assert report.fits is False
     assert kinds(report)[0] == "process_cap"
-    assert report.limit_is_guess
+    assert not report.limit_is_guess
     assert report.limit_bytes == 2 << 30
     assert report.device_free_bytes is not None
     assert report.device_free_bytes > 138 << 30
@@ -440,6 +440,27 @@ def test_facts_of_another_failure_are_left_out(tmp_path: Path) -> None:
     report = neutracer.explain(path)
     assert kinds(report) == ["capacity"]
     assert "describes another failure" in words(report)
+
+
+def test_a_request_may_be_asked_of_another_device(tmp_path: Path) -> None:
+    """What is not PyTorch's stays as it was, and the rest of a larger device is free."""
+    recording = full()
+    recording.oom(100, device_free=30)
+    path = tmp_path / "oom.pickle"
+    path.write_bytes(recording.dumped())
+    facts = OomFacts(device_total_bytes=1000 * MIB, limit_bytes=1000 * MIB, device_free_bytes=30)
+    (tmp_path / "oom.pickle.json").write_text(json.dumps({"oom": facts.to_dict()}))
+    bills = {}
+    for capacity in (1000, 1060, 1100, 900):
+        report = neutracer.explain(path, request="100MiB", capacity=f"{capacity}MiB")
+        assert report.fits == (capacity >= 1070)
+        bills[capacity] = {one.term: one.bytes for one in report.bill.terms}
+        assert sum(bills[capacity].values()) == report.bill.limit_bytes == capacity * MIB
+    foreign = bills[1000]["not PyTorch's"]
+    assert bills[1100]["not PyTorch's"] == foreign
+    assert bills[1100]["not reserved"] == bills[1000]["not reserved"] + 100 * MIB
+    with pytest.raises(ValueError, match="the device had 1,000 MiB"):
+        neutracer.explain(path, capacity="1100MiB")
 
 
 def test_message_beside_the_file_is_read() -> None:
