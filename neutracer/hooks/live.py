@@ -162,8 +162,7 @@ def take(backend: str, max_events: int, *, quiet: bool = False) -> Snapshot:
             raise
         raise UnavailableError("the layout of PyTorch's allocator", str(error)) from error
     note_in_snapshot(native, before)
-    if backend == "cuda":
-        mark_snapshot(native, before)
+    mark_snapshot(native, before)
     for key, noun, text in _LOST:
         lost = sum(tail[key] for tail in tails)
         if lost and not quiet:

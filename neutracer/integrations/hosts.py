@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import neutracer
-from neutracer.hooks import shim as hooks
-from neutracer.hooks.live import take
+from neutracer.recording.long_history import snapshot_now
 
 # ---- Callbacks ---------------------------------------------------------------------------
 
@@ -81,7 +80,7 @@ class Showing(abc.ABC):
     def finish(self) -> None:
         """Log the allocator's state at the end of the run, if CUDA is in use."""
         try:
-            snap = _now()
+            snap = snapshot_now()
         except neutracer.UnavailableError as error:
             _LOGGER.info("the end of the run is not shown: %s", error)
             return
@@ -109,11 +108,3 @@ def _drawings(snap: neutracer.Snapshot) -> Iterator[tuple[str, Callable[[], Any]
         for kind, draw in (("mdtp", neutracer.mdtp), ("timeline", neutracer.plot_timeline)):
             name = f"{kind}_{word}" if word else kind
             yield name, lambda draw=draw, device=device: draw(snap, device=device)  # type: ignore[misc]
-
-
-def _now() -> neutracer.Snapshot:
-    """A snapshot of this process, with the recorded events."""
-    state = hooks.state()
-    if state is not None and state.active and state.backend == "cuda":
-        return take("cuda", state.events, quiet=True)
-    return neutracer.snapshot()

@@ -31,6 +31,7 @@ from neutracer.recording.recorder import (
     wrapped_ring,
 )
 from neutracer.recording.sidecar import (
+    file_stem,
     rank_facts,
     running_program,
     sidecar,
@@ -260,13 +261,32 @@ def recording_facts() -> dict[str, Any]:
 def snapshot_now() -> Snapshot:
     """A snapshot of this process: by the hooks while they record, else by PyTorch.
 
+    Of a torch that is built for the CPU the hooks alone can take one.
+
     The hooks' is taken without the GIL. It has no categories of live tensors: to find them is one
     call that keeps the GIL while it lists the heap.
     """
     state = hooks.state()
-    if state is not None and state.backend == "cuda" and state.active:
-        return take("cuda", max(hook_events(), state.events), quiet=True)
+    if state is not None and state.active:
+        return take(state.backend, max(hook_events(), state.events), quiet=True)
     return snapshot()
+
+
+def save_now(snap: Snapshot, directory: str) -> str:
+    """Write a snapshot of this process with its sidecar into a folder; return the file's path.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    os.makedirs(directory, exist_ok=True)
+    path = os.path.join(directory, f"{file_stem('demand')}.pickle")
+    snap.save(path)
+    devices = () if snap.is_cpu else snap.devices
+    facts = sidecar(devices, recording=recording_facts(), tensors=snap.beside.tensors)
+    if snap.beside.holders:
+        facts["holders"] = {str(device): dict(one) for device, one in snap.beside.holders.items()}
+    write_text(sidecar_path(path), facts)
+    return path
 
 
 class ProgramRecording(StaysHere, instead="it records this process: send its snapshot()"):

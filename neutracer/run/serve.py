@@ -16,8 +16,7 @@ from neutracer.monitor.exporter import MetricsServer, Route, start_server
 from neutracer.monitor.memory_monitor import MemoryMonitor
 from neutracer.overview import overview
 from neutracer.phase_report import phases_of
-from neutracer.recording.long_history import recording_facts, snapshot_now
-from neutracer.recording.sidecar import file_stem, sidecar, sidecar_path, write_text
+from neutracer.recording.long_history import save_now, snapshot_now
 from neutracer.render.report import Report, dumps
 from neutracer.render.text import render_text
 from neutracer.run.following import DEFAULT_DIRECTORY
@@ -66,12 +65,7 @@ class OnDemandRoutes:
         return route
 
     def _snapshot(self, _: Mapping[str, Any]) -> Answer:
-        snap = snapshot_now()
-        os.makedirs(self._directory, exist_ok=True)
-        path = os.path.join(self._directory, f"{file_stem('demand')}.pickle")
-        snap.save(path)
-        facts = sidecar(snap.devices, recording=recording_facts(), tensors=snap.beside.tensors)
-        write_text(sidecar_path(path), facts)
+        path = save_now(snapshot_now(), self._directory)
         return "200 OK", json.dumps({"file": path}).encode() + b"\n", _JSON
 
     def _report(self, environ: Mapping[str, Any]) -> Answer:

@@ -366,7 +366,9 @@ CPU_PROGRAM = textwrap.dedent("""
 
     for _ in range(10):
         step()
-    kept = [torch.empty(1000 * (k + 1), dtype=torch.uint8) for k in range(50)]
+    with neutracer.phase("keep"):
+        kept = [torch.empty(1000 * (k + 1), dtype=torch.uint8) for k in range(50)]
+    keep = neutracer.phases()["keep"]
     gc.collect()
     snap = neutracer.live(max_events=20_000)
     blocks = {row.address: row for row in snap.blocks}
@@ -389,6 +391,7 @@ CPU_PROGRAM = textwrap.dedent("""
         "refused": neutracer.hooks.shim.state().frames_refused,
         "names": sorted({f.name for row in snap.events for f in row.stack}),
         "what_if": refusal(neutracer.what_if),
+        "keep": [keep.survivors[0].count, keep.survivors[0].owner],
     }))
     neutracer.live.stop()
     torch.empty(1000)
@@ -411,6 +414,9 @@ def test_cpu_allocations_of_torch_are_followed(with_torch: Imported) -> None:
     assert told["last"] == told["allocated"] == told["reserved"]
     assert told["complete"] is False
     assert told["what_if"].startswith("refused: this is CPU memory")
+    count, owner = told["keep"]
+    assert count == 50
+    assert "kept" in owner
     if not told["refused"]:
         assert {"step", "forward"} <= set(told["names"])
         assert told["files"] == ["<program>"]
