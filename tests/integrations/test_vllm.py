@@ -1,0 +1,418 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM: its phases mark themselves, its own measurement stays as it is, and each worker answers.
+
+The first part has a worker of the same methods; the second is vLLM itself, on the CPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import fake_cuda
+import pytest
+from places import ROOT
+
+import neutracer
+from neutracer.budget import Budget, BudgetTerm
+from neutracer.integrations import vllm as ours
+from neutracer.monitor import phases as marking
+
+MIB = 1 << 20
+BASE = "vllm.v1.worker.worker_base"
+
+# ---- A worker of the same methods --------------------------------------------------------
+
+
+def worker_module(fake: fake_cuda.FakeTorch) -> ModuleType:
+    """A module of vLLM's name, with a base class and a worker that sizes its cache as vLLM does."""
+
+    class Runner:
+        def capture_model(self) -> int:
+            fake.hold(2 * MIB)
+            return 2 * MIB
+
+    class WorkerBase:
+        def __init__(self) -> None:
+            self.model_runner = Runner()
+
+        def load_model(self) -> None:
+            fake.hold(5 * MIB)
+
+        def initialize_from_config(self, config: object) -> None:
+            fake.hold(8 * MIB)
+
+        def execute_model(self, batch: object = None) -> None:
+            fake.allocate()
+
+        def sleep(self, level: int = 1) -> None:
+            fake.drop()
+
+        def wake_up(self, tags: object = None) -> None:
+            fake.hold(8 * MIB)
+
+    class Worker(WorkerBase):
+        def determine_available_memory(self) -> int:
+            fake.module.cuda.reset_peak_memory_stats()
+            before = fake.stats()["allocated_bytes.all.current"]
+            fake.hold(3 * MIB)
+            fake.drop()
+            self.execute_model()
+            self.peak_activation_memory = fake.stats()["allocated_bytes.all.peak"] - before
+            return 20 * MIB - self.peak_activation_memory
+
+        def compile_or_warm_up_model(self) -> None:
+            self.execute_model()
+            self.model_runner.capture_model()
+
+        def sleep(self, level: int = 1) -> None:
+            super().sleep(level)
+
+    module = ModuleType(BASE)
+    module.WorkerBase, module.Worker = WorkerBase, Worker  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_cuda.FakeTorch]:
+    made = fake_cuda.install(monkeypatch)
+    made.real_times = True
+    process = ours._Process()
+    monkeypatch.setattr(ours, "_process", process)
+    yield made
+    for phase in list(process.open):
+        process.end(phase)
+
+
+def lived(worker: Any) -> int:
+    """A worker's life until it serves again after a sleep; returns the bytes of its cache."""
+    worker.load_model()
+    available = int(worker.determine_available_memory())
+    worker.initialize_from_config(None)
+    worker.compile_or_warm_up_model()
+    for _ in range(3):
+        worker.execute_model()
+    worker.sleep(1)
+    worker.wake_up()
+    worker.execute_model()
+    return available
+
+
+def marked(monkeypatch: pytest.MonkeyPatch, fake: fake_cuda.FakeTorch, asked: str) -> Any:
+    monkeypatch.setitem(sys.modules, BASE, worker_module(fake))
+    monkeypatch.setenv("NEUTRACER", asked)
+    ours.plugin()
+    ours.plugin()
+    return sys.modules[BASE]
+
+
+def test_the_phases_mark_themselves(
+    fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = marked(monkeypatch, fake, "1")
+    with neutracer.record() as recording:
+        lived(module.Worker())
+        found = neutracer.phases(recording.snapshot())
+    # All steps between two phases are one turn, and those of a warm-up none.
+    assert [(turn.phase, turn.has_ended) for turn in found.turns] == [
+        *[(name, True) for name in ("load", "profile", "KV", "warm-up", "capture", "serve")],
+        *[("sleep", True), ("wake", True), ("serve", False)],
+    ]
+    assert [turn.left_bytes // MIB for turn in found.turns[:5]] == [5, 0, 8, 2, 2]
+    # A method of another release that is not there is a note, and no failure.
+    assert ours._process.notes == [
+        "Worker has no reload_weights(): sync is not marked",
+        "Worker has no update_weights(): sync is not marked",
+    ]
+
+
+def test_the_engines_own_measurement_stays_as_it_is(
+    fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resets: list[int] = []
+    reset = fake.module.cuda.reset_peak_memory_stats
+
+    def noted(device: int = 0) -> None:
+        resets.append(device)
+        reset(device)
+
+    fake.module.cuda.reset_peak_memory_stats = noted
+    plain = lived(worker_module(fake).Worker())
+    while len(fake.held) > 1:
+        fake.drop()
+    with neutracer.record():
+        module = marked(monkeypatch, fake, "run")
+        assert lived(module.Worker()) == plain == 17 * MIB
+    # The engine's two, and no call of ours that empties the cache.
+    assert len(resets) == 2
+    assert fake.done["empty_cache"] == 0
+
+
+@pytest.mark.parametrize("broken", [(marking.Phase, "__enter__"), (ours, "_WORKER")])
+def test_marks_that_fail_are_left_out_and_the_engine_goes_on(
+    broken: tuple[object, str], fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = marked(monkeypatch, fake, "1")
+    monkeypatch.setattr(*broken, None)
+    assert lived(module.Worker()) == 17 * MIB
+
+
+def test_an_error_of_the_engine_ends_its_phase_and_is_the_engines(
+    fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = marked(monkeypatch, fake, "1")
+    worker = module.Worker()
+    with pytest.raises(TypeError, match="config"):
+        worker.initialize_from_config()
+    assert not ours._process.open
+    assert not marking.RUNNING.phases
+
+
+@pytest.mark.parametrize("missing", ["module", "class"])
+def test_another_release_without_workers_is_one_sentence(
+    missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ours, "_process", ours._Process())
+    monkeypatch.setenv("NEUTRACER", "1")
+    if missing == "class":
+        monkeypatch.setitem(sys.modules, BASE, ModuleType(BASE))
+    else:
+        monkeypatch.setattr(ours, "_BASE", "json.worker_base")
+    ours.plugin()
+    ours.plugin()
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text.startswith("this vLLM has no ")
+    assert text.endswith(": no phases are marked")
+
+
+@pytest.mark.parametrize("asked", ["", "0"])
+def test_without_the_variable_nothing_is_marked(
+    fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    module = marked(monkeypatch, fake, asked)
+    lived(module.Worker())
+    assert not marking.MARKS._all
+    assert not hasattr(module.Worker.load_model, "_neutracer")
+
+
+def test_a_process_that_did_not_ask_loads_nothing_heavy() -> None:
+    script = (
+        "import sys, neutracer.integrations.vllm as ours\n"
+        "before = {n for n in sys.modules if n.startswith('neutracer')}\n"
+        "ours.plugin()\n"
+        "print(sorted(before | {n for n in sys.modules if n.startswith('neutracer')}))\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if name != "NEUTRACER"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**kept, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(
+        [
+            "neutracer",
+            "neutracer.integrations",
+            "neutracer.integrations.hosts",
+            "neutracer.integrations.vllm",
+        ]
+    )
+
+
+def test_what_vllm_counts_stands_beside_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ours, "_process", ours._Process())
+    monkeypatch.setitem(
+        sys.modules, "vllm.envs", SimpleNamespace(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=True)
+    )
+    ours._process.counted["capture_model"] = 300 * MIB
+    worker = SimpleNamespace(
+        model_runner=SimpleNamespace(model_memory_usage=4000 * MIB),
+        available_kv_cache_memory_bytes=9000 * MIB,
+        peak_activation_memory=900 * MIB,
+        cudagraph_memory_estimate=400 * MIB,
+        total_consumed=4600 * MIB,
+        init_snapshot=SimpleNamespace(cuda_memory=700 * MIB),
+    )
+    terms = {"weights": 8000, "KV cache": 8990, "activations' peak": 500, "graphs' pools": 300}
+    rows = tuple(BudgetTerm(name, mib * MIB) for name, mib in terms.items())
+    counts = ours._counts(worker, Budget(19000 * MIB, 17790 * MIB, rows))
+    assert {term: (counted // MIB, found // MIB) for term, _, counted, found in counts} == {
+        "weights": (4000, 8000),
+        "KV cache": (9000, 8990),
+        "activations' peak": (500, 500),
+        "graphs' pools": (300, 300),
+        "in all": (14400, 18300),
+    }
+    assert ours._difference(counts) == "the device has 4,000 MiB more of weights than vLLM counts"
+    # Another release, without any of these.
+    monkeypatch.setattr(ours, "_process", ours._Process())
+    assert ours._counts(SimpleNamespace(), Budget(None, 0, ())) == []
+
+
+# ---- vLLM itself -------------------------------------------------------------------------
+
+# A plugin of the tests' own: the worker's allocations are followed from its beginning.
+FOLLOW = """
+import multiprocessing
+def begin():
+    if "orker" in multiprocessing.current_process().name:
+        import neutracer
+        neutracer.live(400_000)
+"""
+
+ENGINE = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+def main():
+    llm = LLM(
+        "model", load_format="dummy", skip_tokenizer_init=True, enforce_eager=True,
+        max_model_len=128, worker_extension_cls="neutracer.integrations.vllm.WorkerExtension",
+    )
+    def tokens():
+        prompt = [{"prompt_token_ids": [1, 2, 3, 4]}]
+        made = llm.generate(prompt, SamplingParams(max_tokens=4, detokenize=False), use_tqdm=False)
+        return list(made[0].outputs[0].token_ids)
+    out = {"tokens": tokens()}
+    for name in ("sleep", "wake_up"):
+        llm.collective_rpc(name)
+    tokens()
+    for name in ("snapshot", "report", "budget"):
+        out[name] = llm.collective_rpc(f"neutracer_{name}")
+    print("OUT " + json.dumps(out))
+
+if __name__ == "__main__":
+    main()
+"""
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+}
+
+WITH_VLLM = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="needs vLLM: make test-vllm"
+)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What an engine with one worker said; the entry points are those of an installed package."""
+    folder = tmp_path_factory.mktemp("engine")
+    package = folder / "site" / "neutracer_entry-0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: neutracer-entry\nVersion: 0\n")
+    (package / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nfollow = follow:begin\n"
+        "neutracer = neutracer.integrations.vllm:plugin\n"
+    )
+    (folder / "site" / "follow.py").write_text(FOLLOW)
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(MODEL))
+    (folder / "engine.py").write_text(ENGINE)
+    asked = {
+        "NEUTRACER": "1",
+        "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(ROOT)]),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": "follow,neutracer",
+        "HF_HUB_OFFLINE": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "engine.py"],
+        cwd=folder,
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("OUT ")]
+    assert lines, done.stdout[-2000:] + done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(lines[0][4:])
+    return found
+
+
+@WITH_VLLM
+def test_each_worker_writes_a_snapshot_with_its_phases(engine: dict[str, Any]) -> None:
+    assert len(engine["tokens"]) == 4
+    (path,) = engine["snapshot"]
+    found = neutracer.phases(path)
+    names = [turn.phase for turn in found.turns]
+    assert names == ["load", "profile", "KV", "warm-up", "serve", "sleep", "wake", "serve"]
+    (cache,) = found["KV"].survivors[:1]
+    assert cache.bytes == 1 << 30
+    assert "kv_caches" in cache.owner
+    assert "parameter" in {each.category for each in found["load"].survivors}
+
+
+@WITH_VLLM
+def test_each_worker_reports_its_budget_beside_vllms_counts(engine: dict[str, Any]) -> None:
+    (budget,) = engine["budget"]
+    print(budget, *engine["report"], sep="\n")
+    assert budget["terms"]["KV cache"] == 1 << 30
+    assert 0 < budget["terms"]["weights"] < 4 * MIB
+    assert sum(budget["terms"].values()) == budget["reserved_bytes"]
+    rows = {row["term"]: row for row in budget["vllm"]}
+    assert rows["KV cache"]["counted_bytes"] == rows["KV cache"]["found_bytes"] == 1 << 30
+    assert budget["notes"] == []
+    (report,) = engine["report"]
+    assert "what vLLM counts" in report
+    assert "What KV made and left" in report
+
+
+@pytest.fixture(scope="module")
+def mem_utils() -> Any:
+    """vLLM's own module, whose import sets variables of the environment for good."""
+    return importlib.import_module("vllm.utils.mem_utils")
+
+
+@WITH_VLLM
+def test_vllms_memory_profiling_measures_the_same_with_a_phase_inside(
+    mem_utils: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.import_module("torch")
+    fake = fake_cuda.install(monkeypatch)
+    cuda = fake.module.cuda
+    accelerator = SimpleNamespace(
+        memory_stats=lambda device=0: cuda.memory_stats(),
+        get_memory_info=lambda device=0: cuda.mem_get_info(0),
+        memory_reserved=lambda device=0: fake.total // 2,
+        empty_cache=lambda: None,
+        reset_peak_memory_stats=lambda device=0: cuda.reset_peak_memory_stats(),
+    )
+    stand_in = SimpleNamespace(accelerator=accelerator, device=real.device, types=real.types)
+    monkeypatch.setattr(mem_utils, "torch", stand_in)
+
+    def measured(phase: str) -> tuple[int, ...]:
+        before = mem_utils.MemorySnapshot(device="cpu")
+        with mem_utils.memory_profiling(before, weights_memory=4 * MIB) as result:
+            fake.hold(6 * MIB)
+            if phase:
+                with neutracer.phase(phase):
+                    fake.hold(9 * MIB)
+                    fake.drop()
+            else:
+                fake.hold(9 * MIB)
+                fake.drop()
+        fake.drop()
+        return (result.torch_peak_increase, result.total_consumed, result.non_kv_cache_memory)
+
+    plain = measured("")
+    assert plain[0] > 0
+    assert [measured("profile") for _ in range(3)] == [plain] * 3
