@@ -122,7 +122,7 @@ def _run(options: argparse.Namespace) -> int:
             return complain(
                 "--follow-children needs neutracer.pth beside the installed package: reinstall it"
             )
-        os.environ.update(environment("run", options.output))
+        os.environ.update(environment("run", options.output, options.every))
     try:
         report = run_and_report(
             command,

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 #: for its phases.
 WORDS = ("run", "record", "watch", "phases")
 
-#: The variables that ask, and that name the folder of the files.
-VARIABLE, FOLDER = "NEUTRACER", "NEUTRACER_DIR"
+#: The variables that ask, that name the folder of the files, and the minutes between reports.
+VARIABLE, FOLDER, EVERY = "NEUTRACER", "NEUTRACER_DIR", "NEUTRACER_EVERY"
 
 _DEFAULT_FOLDER = "neutracer-run"
 
@@ -34,14 +34,20 @@ def begin() -> None:
         when_imported("torch", _wait_for_cuda)
 
 
-def environment(word: str, directory: str) -> Mapping[str, str]:
+def environment(word: str, directory: str, every: float | None = None) -> Mapping[str, str]:
     """The variables that make child processes follow themselves.
 
+    Args:
+        word: One of `WORDS`.
+        directory: The folder of their files.
+        every: Minutes between reports; None writes them at the end only.
+
     Example:
-        >>> environment("run", "/tmp/reports")
-        {'NEUTRACER': 'run', 'NEUTRACER_DIR': '/tmp/reports'}
+        >>> environment("run", "/tmp/reports", 10)
+        {'NEUTRACER': 'run', 'NEUTRACER_DIR': '/tmp/reports', 'NEUTRACER_EVERY': '10'}
     """
-    return {VARIABLE: word, FOLDER: os.path.abspath(directory)}
+    minutes = {} if every is None else {EVERY: str(every)}
+    return {VARIABLE: word, FOLDER: os.path.abspath(directory), **minutes}
 
 
 def is_installed() -> bool:
@@ -110,12 +116,33 @@ def _begin(word: str, folder: str) -> None:
     if util is not None:
         # A forked worker of multiprocessing leaves without atexit.
         util.Finalize(None, followed.end, exitpriority=-1)
-    if threading.current_thread() is threading.main_thread():
-        followed.beside = OnDemand(
-            following.write,
-            every_s=None,
-            signum=getattr(signal, "SIGUSR2", None),
-            last_signum=getattr(signal, "SIGTERM", None),
-            last=following.end_soon,
-        )
-        followed.beside.start()
+    is_main = threading.current_thread() is threading.main_thread()
+    followed.beside = OnDemand(
+        following.write,
+        every_s=_seconds_between(os.environ.get(EVERY, "")),
+        signum=getattr(signal, "SIGUSR2", None) if is_main else None,
+        last_signum=getattr(signal, "SIGTERM", None) if is_main else None,
+        last=following.end_soon,
+    )
+    followed.beside.start()
+
+
+def _seconds_between(minutes: str) -> float | None:
+    """The time between reports that `NEUTRACER_EVERY` asks for; None without one."""
+    if not minutes:
+        return None
+    import logging
+    import math
+
+    try:
+        seconds = float(minutes) * 60
+    except ValueError:
+        seconds = 0.0
+    if 0 < seconds < math.inf:
+        return seconds
+    logging.getLogger("neutracer").warning(
+        "%s is %r: it must be a number of minutes above 0; reports are written at the end only",
+        EVERY,
+        minutes,
+    )
+    return None

@@ -98,6 +98,38 @@ def test_a_process_is_recorded_from_its_first_use_of_a_device(start: Path) -> No
     assert json.loads(Path(f"{path}.json").read_text())["role"] == ""
 
 
+KILLED = """
+import glob, os, time, threading, torch
+def work():
+    torch.cuda._lazy_init()
+    torch.fake.hold(3 << 20)
+    while not glob.glob("reports/*-interval.txt"):
+        time.sleep(0.01)
+    os._exit(0)
+thread = threading.Thread(target=work)
+{call}()
+{join}
+"""
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_a_process_that_is_killed_has_left_reports_at_intervals(start: Path, is_main: bool) -> None:
+    call, join = ("work", "") if is_main else ("thread.start", "thread.join()")
+    run(start, KILLED.format(call=call, join=join), **ASKED, NEUTRACER_EVERY="0.005")
+    found = [neutracer.load(path) for path in snapshots(start)]
+    assert found
+    assert 3 << 20 in found[-1].blocks["size"]
+
+
+@pytest.mark.parametrize("minutes", ["often", "0", "-1", "inf"])
+def test_intervals_that_are_no_number_of_minutes_are_one_sentence(
+    minutes: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert inherit._seconds_between(minutes) is None
+    (record,) = caplog.records
+    assert "must be a number of minutes above 0" in record.getMessage()
+
+
 @pytest.mark.parametrize("way", ["spawn", "fork"])
 def test_children_are_followed_if_they_use_a_device(start: Path, way: str) -> None:
     program = (
@@ -122,6 +154,32 @@ def test_children_are_followed_if_they_use_a_device(start: Path, way: str) -> No
     job = neutracer.ranks([start / "reports"])
     assert {row.role for row in job.rows} == {"engine", "worker"}
     assert len({row.pid for row in job.rows}) == 2
+
+
+def test_of_four_spawned_processes_the_one_that_leaks_is_named(start: Path) -> None:
+    program = (
+        "import multiprocessing, torch\n"
+        "def work(number):\n"
+        "    torch.cuda._lazy_init()\n"
+        "    for _ in range(40):\n"
+        "        torch.fake.hold(2 << 20)\n"
+        "        torch.fake.drop()\n"
+        "        if number == 2:\n"
+        "            torch.fake.hold(256 << 10, line=9)\n"
+        "if __name__ == '__main__':\n"
+        "    context = multiprocessing.get_context('spawn')\n"
+        "    children = [context.Process(target=work, args=(number,)) for number in range(4)]\n"
+        "    [child.start() for child in children]\n"
+        "    [child.join() for child in children]\n"
+        "    print(children[2].pid)\n"
+    )
+    leaking = int(run(start, program, **ASKED))
+    job = neutracer.ranks([start / "reports"])
+    assert len(job.rows) == 4
+    (odd,) = job.odd
+    assert f"-{leaking}-" in odd.source
+    assert (odd.cause, odd.place) == ("leak", "forward (model.py:9)")
+    assert "None" not in str(job)
 
 
 def test_a_start_costs_little(start: Path) -> None:
