@@ -98,8 +98,8 @@ def listed(sources: Iterable[str | os.PathLike[str]]) -> tuple[dict[str, bool], 
         snapshots, rest = _parted(inside)
         for name in snapshots:
             found.setdefault(_normalized(name), (name, False))
-        beside = {_stem(name) for name in snapshots}
-        others += [name for name in rest if _stem(name) not in beside]
+        beside = {stem_of(name) for name in snapshots}
+        others += [name for name in rest if stem_of(name) not in beside]
     return dict(found.values()), list(dict.fromkeys(others))
 
 
@@ -144,7 +144,7 @@ def _inside(path: str) -> list[str] | None:
     return [os.path.join(folder, name) for folder, _, names in walk for name in names] + unread
 
 
-def _stem(path: str) -> str:
+def stem_of(path: str) -> str:
     """The name of a snapshot, or of a file beside one, without its extensions."""
     return _SNAPSHOT.sub("", path.removesuffix(".json").removesuffix(".txt"))
 

@@ -27,7 +27,7 @@ from neutracer.rank.jobs import (
     odd_ranks,
     shapes_of,
 )
-from neutracer.rank.reduce import digests, listed
+from neutracer.rank.reduce import digests, listed, stem_of
 from neutracer.render.document import (
     LIGHT,
     Block,
@@ -323,7 +323,8 @@ def _soon(rows: Sequence[RankRow]) -> list[Finding]:
         return []
     left = format_count(first.steps_to_oom, "step")
     rate = format_bytes(first.bytes_per_step)
-    message = f"rank {first.rank} runs out of memory in {left}: it grows by {rate} per step"
+    name = rank_name(first.rank, first.source)
+    message = f"{name} runs out of memory in {left}: it grows by {rate} per step"
     severity = Severity.SEVERE if first.steps_to_oom < _SOON_STEPS // 10 else Severity.SERIOUS
     return [Finding("near_the_limit", severity, first.bytes_per_step, message)]
 
@@ -528,8 +529,9 @@ def _name(row: RankRow) -> str:
     """The rank, or if unknown, the end of the file's name without its extension."""
     if row.rank is not None:
         return f"rank {row.rank}"
+    # SGLang's names have a time with a dot in them: "1758551300.15-TP-0-memory.pickle".
     whole = row.source.replace(os.sep, "/").rpartition("/")[2]
-    name = whole.partition(".")[0] or whole
+    name = stem_of(whole) or whole
     return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
 
 

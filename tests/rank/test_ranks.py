@@ -214,6 +214,18 @@ def test_rank_is_taken_from_the_name_where_there_is_no_sidecar(tmp_path: Path) -
     assert [row.rank for row in neutracer.ranks(tmp_path).rows] == [0, 1, 2]
 
 
+def test_ranks_without_a_number_are_called_by_their_files(tmp_path: Path) -> None:
+    """As SGLang's profile of the activity MEM names them, with a dot in its time."""
+    for at, snap in enumerate((trained(), trained(), trained(leak=3 * MIB))):
+        path = tmp_path / f"1758551300.159891-TP-{at}-memory.pickle"
+        path.write_bytes(pickle.dumps(snap, protocol=4))
+    found = neutracer.ranks(tmp_path)
+    assert [row.rank for row in found.rows] == [None] * 3
+    text = str(found)
+    assert all(f"-TP-{at}-memory" in text for at in range(3))
+    assert "1758551300.159891-TP-2-memory.pickle: its memory grows by 3 MiB per step" in text
+
+
 def test_many_odd_ranks_without_a_number_are_counted(tmp_path: Path) -> None:
     leaking, equal = (pickle.dumps(trained(**how), protocol=4) for how in ({"leak": 3 * MIB}, {}))
     for at, letter in enumerate("abcdefghijklmnopqrstuvwxyz"):
