@@ -88,7 +88,7 @@ class Survivor(PlacedRow):
         function, filename, line, package, caller: The line, as in `Place`.
         bytes: Their bytes.
         count: The number of them.
-        category: As in `Timeline.categories`.
+        category: "KV cache", or as in `Timeline.categories`.
         pool: The private pool; (0, 0) is the default pool.
         owner: Who in the program holds them, as far as the file or this process says; else "".
     """
@@ -343,7 +343,9 @@ def _survivors(trace: _Trace, rows: Sequence[int], is_live: bool) -> tuple[Survi
     for row in rows:
         event, place = made[row], places[stacks[row]]
         pool = (pools[0][event], pools[1][event])
-        groups.setdefault((place, categories.name(row), pool), []).append(row)
+        is_cache = categories.rule(row)[0] == "kv-cache"
+        category = "KV cache" if is_cache else categories.name(row)
+        groups.setdefault((place, category, pool), []).append(row)
         if freed[row] == -1:
             alive.setdefault(str(place), []).append((addresses[row], sizes[row]))
     owners = trace.owners(alive, is_live)
