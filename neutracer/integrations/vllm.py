@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,24 +30,22 @@ _LOGGER = logging.getLogger("neutracer")
 
 _BASE = "vllm.v1.worker.worker_base"
 
-# A worker's methods by the names of vLLM 0.32, with their phases. Steps are "serve", all up to the
-# next phase as one turn.
+# A worker's methods in vLLM 0.32, by phase.
 _WORKER = {
-    "load_model": "load",
-    "determine_available_memory": "profile",
-    "initialize_from_config": "KV",
-    "compile_or_warm_up_model": "warm-up",
-    "execute_model": "serve",
-    "sleep": "sleep",
-    "wake_up": "wake",
-    "reload_weights": "sync",
-    "update_weights": "sync",
+    "load": ("load_model",),
+    "profile": ("determine_available_memory",),
+    "KV": ("initialize_from_config",),
+    "warm-up": ("compile_or_warm_up_model",),
+    "serve": ("execute_model",),
+    "sleep": ("sleep",),
+    "wake": ("wake_up",),
+    "sync": ("reload_weights", "update_weights"),
 }
-# The same of a worker's model runner, which exists once its device does: inside of "warm-up".
-_RUNNER = {"capture_model": "capture"}
+# The same of its model runner, which exists once the worker's device does: inside of "warm-up".
+_RUNNER = {"capture": ("capture_model",)}
 
-# Methods that return bytes that vLLM counts with.
-_COUNTS = ("determine_available_memory", "capture_model")
+# Methods that return bytes that vLLM counts with, and the attributes that keep them.
+_COUNTS = {name: f"_neutracer_{name}" for name in ("determine_available_memory", "capture_model")}
 
 
 @quietly
@@ -66,24 +65,25 @@ def plugin() -> None:
         when_imported(_BASE, _follow_workers)
 
 
+@quietly
 def _follow_workers() -> None:
     """Mark each class of workers when its first worker is made."""
     base: Any = getattr(sys.modules[_BASE], "WorkerBase", None)
     if base is None:
         _note("this vLLM has no WorkerBase: no phases are marked")
     elif not hasattr(base.__init__, "_neutracer"):
-        base.__init__ = _marked(base.__init__, _begin_worker)
+        base.__init__ = _wrapped(base.__init__, _begin_worker)
 
 
-def _marked(method: Callable[..., Any], wrap: Callable[..., Any], *given: Any) -> Any:
-    """The method inside of `wrap(method, *given, owner, *its arguments)`."""
+def _wrapped(method: Callable[..., Any], wrap: Callable[..., Any], *given: str) -> Any:
+    """A method that calls `wrap(method, *given, self, *its arguments)`."""
 
     @functools.wraps(method)
-    def marked(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
         return wrap(method, *given, self, *args, **kwargs)
 
-    marked._neutracer = True  # type: ignore[attr-defined]
-    return marked
+    wrapped._neutracer = True  # type: ignore[attr-defined]
+    return wrapped
 
 
 def _begin_worker(initialise: Any, worker: Any, *args: Any, **kwargs: Any) -> None:
@@ -92,42 +92,42 @@ def _begin_worker(initialise: Any, worker: Any, *args: Any, **kwargs: Any) -> No
 
 
 @quietly
-def _mark(owner: type, phases: Mapping[str, str]) -> None:
-    """Mark a class's methods, once; a method that is not there is a note."""
-    for name, phase in phases.items():
-        method = getattr(owner, name, None)
-        if not callable(method):
-            _note(f"{owner.__name__} has no {name}(): {phase} is not marked")
-        elif not hasattr(method, "_neutracer"):
-            wrap = _step if phase == "serve" else _in_phase
-            setattr(owner, name, _marked(method, wrap, name, phase))
+def _mark(owner: type, phases: Mapping[str, tuple[str, ...]]) -> None:
+    """Wrap the methods of a class, once; a phase with none of its methods is a note."""
+    for phase, names in phases.items():
+        found = {name: getattr(owner, name, None) for name in names}
+        if not any(map(callable, found.values())):
+            _note(f"{owner.__name__} of this vLLM has no {names[0]}(): {phase} is not marked")
+        for name, method in found.items():
+            if callable(method) and not hasattr(method, "_neutracer"):
+                wrap = _step if phase == "serve" else _turn
+                setattr(owner, name, _wrapped(method, wrap, name, phase))
 
 
 def _step(method: Any, name: str, phase: str, *args: Any, **kwargs: Any) -> Any:
-    # Profiling and warming up take steps too.
+    """All steps up to the next phase are one turn; those of profiling and warm-up are theirs."""
     if not _process.open:
         _process.begin(phase)
     return method(*args, **kwargs)
 
 
-def _in_phase(method: Any, name: str, phase: str, *args: Any, **kwargs: Any) -> Any:
-    if phase == "warm-up":
-        _mark_runner(*args)
+def _turn(method: Any, name: str, phase: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
+    if phase == "warm-up" and getattr(owner, "model_runner", None) is not None:
+        _mark(type(owner.model_runner), _RUNNER)
     is_begun = _process.begin(phase)
     try:
-        result = method(*args, **kwargs)
+        result = method(owner, *args, **kwargs)
     finally:
         if is_begun:
             _process.end(phase)
-    if name in _COUNTS and isinstance(result, int):
-        _process.counted[name] = result
+    if name in _COUNTS:
+        _keep(owner, name, result)
     return result
 
 
 @quietly
-def _mark_runner(worker: Any, *_: Any) -> None:
-    if getattr(worker, "model_runner", None) is not None:
-        _mark(type(worker.model_runner), _RUNNER)
+def _keep(owner: Any, name: str, result: object) -> None:
+    setattr(owner, _COUNTS[name], result)
 
 
 def _note(text: str) -> None:
@@ -137,35 +137,37 @@ def _note(text: str) -> None:
 
 
 class _Process:
-    """The phases of this process's worker.
+    """The phases of this process's workers.
 
     Attributes:
         open: The open turns, by phase.
-        counted: What vLLM's methods returned, in bytes.
         notes: What could not be marked.
     """
 
     def __init__(self) -> None:
         self.open: dict[str, Phase] = {}
-        self.counted: dict[str, int] = {}
         self.notes: list[str] = []
+        # Ray's steps come on another thread than its calls.
+        self._lock = threading.RLock()
 
     @quietly
     def begin(self, phase: str) -> bool:
         """Begin a turn; False if one is open: a method that calls its base class's."""
         from neutracer.monitor.phases import Phase
 
-        if phase in self.open:
-            return False
-        self.end("serve")
-        self.open[phase] = Phase(phase).__enter__()
-        return True
+        with self._lock:
+            if phase in self.open:
+                return False
+            self.end("serve")
+            self.open[phase] = Phase(phase).__enter__()
+            return True
 
     @quietly
     def end(self, phase: str) -> None:
-        turn = self.open.pop(phase, None)
-        if turn is not None:
-            turn.__exit__(None, None, None)
+        with self._lock:
+            turn = self.open.pop(phase, None)
+            if turn is not None:
+                turn.__exit__(None, None, None)
 
 
 _process = _Process()
@@ -173,34 +175,37 @@ _process = _Process()
 
 # ---- Counts ------------------------------------------------------------------------------
 
-Count = tuple[str, str, int, int]
 
-
-def _counts(worker: Any, budget: Budget) -> list[Count]:
-    """(term, the words of vLLM's log, vLLM's bytes, the budget's) of all that both have."""
+def _counts(worker: Any, budget: Budget) -> list[dict[str, Any]]:
+    """What vLLM counts beside the budget's terms; the rows of `neutracer_budget`'s "vllm"."""
     terms = {one.term: one.bytes for one in budget.terms}
-    peak = _bytes(worker, "peak_activation_memory")
-    if peak is not None:
-        peak -= _applied_estimate(worker)
-    graphs = _process.counted.get("capture_model")
+    runner = getattr(worker, "model_runner", None)
+    graphs = _bytes(runner, _COUNTS["capture_model"])
     cache = _bytes(worker, "available_kv_cache_memory_bytes")
     if cache is None:
-        cache = _process.counted.get("determine_available_memory")
-    weights = _bytes(getattr(worker, "model_runner", None), "model_memory_usage")
-    rows = (
-        ("weights", "Model loading took", weights),
+        cache = _bytes(worker, _COUNTS["determine_available_memory"])
+    peak = _bytes(worker, "peak_activation_memory")
+    envs = sys.modules.get("vllm.envs")
+    if peak is not None and getattr(envs, "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", False):
+        # vLLM adds its estimate of the graphs' memory to the peak.
+        peak -= _bytes(worker, "cudagraph_memory_estimate") or 0
+    rows = [
+        ("weights", "Model loading took", _bytes(runner, "model_memory_usage")),
         ("KV cache", "Available KV cache memory", cache),
         ("activations' peak", "for peak activation", peak),
         ("graphs' pools", "for CUDAGraph memory", graphs),
-    )
-    found = [(term, words, n, terms.get(term, 0)) for term, words, n in rows if n is not None]
+    ]
     consumed = _bytes(worker, "total_consumed")
     begun = _bytes(getattr(worker, "init_snapshot", None), "cuda_memory")
-    known = [n for n in (consumed, peak, cache) if n is not None]
-    if len(known) == 3 and begun is not None and budget.device_bytes is not None:
-        words = "all of these, and what is not PyTorch's"
-        found.append(("in all", words, sum(known) + (graphs or 0), budget.device_bytes - begun))
-    return found
+    if None not in (consumed, peak, cache, begun, budget.device_bytes):
+        terms["in all"] = budget.device_bytes - begun  # type: ignore[operator]
+        whole = consumed + peak + cache + (graphs or 0)  # type: ignore[operator]
+        rows.append(("in all", "all of these, and what is not PyTorch's", whole))
+    return [
+        {"term": term, "log": log, "counted_bytes": n, "found_bytes": terms.get(term, 0)}
+        for term, log, n in rows
+        if n is not None
+    ]
 
 
 def _bytes(owner: Any, name: str) -> int | None:
@@ -208,18 +213,20 @@ def _bytes(owner: Any, name: str) -> int | None:
     return int(value) if isinstance(value, (int, float)) else None
 
 
-def _applied_estimate(worker: Any) -> int:
-    """vLLM's estimate of the graphs' memory as far as it is in its activations' peak."""
-    envs = sys.modules.get("vllm.envs")
-    applied = getattr(envs, "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", False)
-    return (_bytes(worker, "cudagraph_memory_estimate") or 0) if applied else 0
+def _notes(counts: list[dict[str, Any]]) -> list[str]:
+    missing = "this vLLM's worker has none of the figures that vLLM counts with"
+    return [*_process.notes, *(() if counts else (missing,))]
 
 
-def _difference(counts: list[Count]) -> str:
+def _difference(counts: list[dict[str, Any]]) -> str:
     """Where the device and vLLM differ most, or ""."""
     from neutracer.units import format_bytes
 
-    parts = [(found - counted, term) for term, _, counted, found in counts if term != "in all"]
+    parts = [
+        (row["found_bytes"] - row["counted_bytes"], row["term"])
+        for row in counts
+        if row["term"] != "in all"
+    ]
     by, term = max(parts, key=lambda one: abs(one[0]), default=(0, ""))
     if not by:
         return ""
@@ -258,7 +265,7 @@ class WorkerExtension:
         """
         from neutracer.recording.long_history import save_now
 
-        return save_now(_held_now(), os.path.abspath(directory))
+        return save_now(_now(), os.path.abspath(directory))
 
     def neutracer_report(self) -> str:
         """The report of the worker's memory, as `neutracer report` prints it of a file.
@@ -272,18 +279,17 @@ class WorkerExtension:
         from neutracer.render.document import Figure, Table
         from neutracer.render.text import render_text
 
-        snap = _held_now()
+        snap = _now()
         shown = overview(snap).document()
         counts = _counts(self, _budget(snap))
+        figure = Figure.bytes
         rows = tuple(
-            (term, Figure.bytes(counted), Figure.bytes(found), words)
-            for term, words, counted, found in counts
+            (one["term"], figure(one["counted_bytes"]), figure(one["found_bytes"]), one["log"])
+            for one in counts
         )
-        notes = tuple(filter(None, (_difference(counts), *_process.notes)))
-        columns = ("what vLLM counts", "vLLM", "budget", "")
-        table = Table("", rows, columns, notes)
-        blocks = (*shown.blocks, table) if rows or notes else shown.blocks
-        return render_text(replace(shown, blocks=blocks))
+        notes = tuple(filter(None, (_difference(counts), *_notes(counts))))
+        table = Table("", rows, ("what vLLM counts", "vLLM", "budget", ""), notes)
+        return render_text(replace(shown, blocks=(*shown.blocks, table)))
 
     def neutracer_budget(self) -> dict[str, Any]:
         """The budget of the worker's device, and what vLLM counts beside it.
@@ -297,42 +303,35 @@ class WorkerExtension:
         Raises:
             UnavailableError: The worker uses no CUDA.
         """
-        snap = _now()
+        snap = _now(holders=False)
         budget = _budget(snap)
         counts = _counts(self, budget)
-        keys = ("term", "log", "counted_bytes", "found_bytes")
         return {
             "device": _device(snap),
             "device_bytes": budget.device_bytes,
             "reserved_bytes": budget.reserved_bytes,
             "terms": {one.term: one.bytes for one in budget.terms},
-            "vllm": [dict(zip(keys, one, strict=True)) for one in counts],
+            "vllm": counts,
             "difference": _difference(counts),
-            "notes": list(_process.notes),
+            "notes": _notes(counts),
         }
 
 
-def _now() -> Snapshot:
-    """A snapshot of this process with the categories of its tensors."""
+def _now(*, holders: bool = True) -> Snapshot:
+    """A snapshot of this process with its tensors' categories, and the owners of what is in use."""
+    from neutracer.heap.owners import held_at_end
     from neutracer.recording.long_history import snapshot_now
     from neutracer.recording.recorder import ask_tensors
 
-    return ask_tensors(snapshot_now())
-
-
-def _held_now() -> Snapshot:
-    """A snapshot with the owners of what is in use."""
-    from neutracer.heap.owners import held_at_end
-
-    snap = _now()
-    snap.beside = replace(snap.beside, holders=held_at_end(snap))
+    snap = ask_tensors(snapshot_now())
+    if holders:
+        snap.beside = replace(snap.beside, holders=held_at_end(snap))
     return snap
 
 
 def _device(snap: Snapshot) -> int:
     """The worker's own device: the current one."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return 0 if snap.is_cpu or cuda is None else int(cuda.current_device())
+    return 0 if snap.is_cpu else int(sys.modules["torch"].cuda.current_device())
 
 
 def _budget(snap: Snapshot) -> Budget:

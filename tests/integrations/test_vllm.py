@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -56,7 +57,10 @@ def worker_module(fake: fake_cuda.FakeTorch) -> ModuleType:
             fake.drop()
 
         def wake_up(self, tags: object = None) -> None:
-            fake.hold(8 * MIB)
+            fake.hold(2 * MIB)
+
+        def reload_weights(self) -> None:
+            fake.allocate()
 
     class Worker(WorkerBase):
         def determine_available_memory(self) -> int:
@@ -92,15 +96,24 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_cuda.FakeTorch]:
 
 
 def lived(worker: Any) -> int:
-    """A worker's life until it serves again after a sleep; returns the bytes of its cache."""
+    """A worker's life with sleeps at both levels; returns the bytes of its cache."""
     worker.load_model()
     available = int(worker.determine_available_memory())
     worker.initialize_from_config(None)
     worker.compile_or_warm_up_model()
     for _ in range(3):
         worker.execute_model()
+    # Ray's steps come on a thread of their own.
+    thread = threading.Thread(target=worker.execute_model)
+    thread.start()
+    thread.join()
     worker.sleep(1)
     worker.wake_up()
+    worker.execute_model()
+    worker.sleep(level=2)
+    worker.wake_up(tags=["weights"])
+    worker.reload_weights()
+    worker.wake_up(["kv_cache"])
     worker.execute_model()
     return available
 
@@ -121,16 +134,23 @@ def test_the_phases_mark_themselves(
         lived(module.Worker())
         found = neutracer.phases(recording.snapshot())
     # All steps between two phases are one turn, and those of a warm-up none.
-    assert [(turn.phase, turn.has_ended) for turn in found.turns] == [
-        *[(name, True) for name in ("load", "profile", "KV", "warm-up", "capture", "serve")],
-        *[("sleep", True), ("wake", True), ("serve", False)],
-    ]
+    names = "load profile KV warm-up capture serve sleep wake serve sleep wake sync wake serve"
+    ended = [(name, True) for name in names.split()[:-1]]
+    assert [(turn.phase, turn.has_ended) for turn in found.turns] == [*ended, ("serve", False)]
     assert [turn.left_bytes // MIB for turn in found.turns[:5]] == [5, 0, 8, 2, 2]
-    # A method of another release that is not there is a note, and no failure.
-    assert ours._process.notes == [
-        "Worker has no reload_weights(): sync is not marked",
-        "Worker has no update_weights(): sync is not marked",
-    ]
+    assert ours._process.notes == []
+
+
+def test_a_phase_without_its_method_is_one_sentence(
+    fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = marked(monkeypatch, fake, "1")
+    del module.WorkerBase.wake_up
+    for _ in range(2):
+        module.Worker().load_model()
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text == "Worker of this vLLM has no wake_up(): wake is not marked"
+    assert ours._process.notes == [text]
 
 
 def test_the_engines_own_measurement_stays_as_it_is(
@@ -232,9 +252,10 @@ def test_what_vllm_counts_stands_beside_the_budget(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(
         sys.modules, "vllm.envs", SimpleNamespace(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=True)
     )
-    ours._process.counted["capture_model"] = 300 * MIB
     worker = SimpleNamespace(
-        model_runner=SimpleNamespace(model_memory_usage=4000 * MIB),
+        model_runner=SimpleNamespace(
+            model_memory_usage=4000 * MIB, _neutracer_capture_model=300 * MIB
+        ),
         available_kv_cache_memory_bytes=9000 * MIB,
         peak_activation_memory=900 * MIB,
         cudagraph_memory_estimate=400 * MIB,
@@ -244,7 +265,10 @@ def test_what_vllm_counts_stands_beside_the_budget(monkeypatch: pytest.MonkeyPat
     terms = {"weights": 8000, "KV cache": 8990, "activations' peak": 500, "graphs' pools": 300}
     rows = tuple(BudgetTerm(name, mib * MIB) for name, mib in terms.items())
     counts = ours._counts(worker, Budget(19000 * MIB, 17790 * MIB, rows))
-    assert {term: (counted // MIB, found // MIB) for term, _, counted, found in counts} == {
+    found = {
+        row["term"]: (row["counted_bytes"] // MIB, row["found_bytes"] // MIB) for row in counts
+    }
+    assert found == {
         "weights": (4000, 8000),
         "KV cache": (9000, 8990),
         "activations' peak": (500, 500),
@@ -253,8 +277,8 @@ def test_what_vllm_counts_stands_beside_the_budget(monkeypatch: pytest.MonkeyPat
     }
     assert ours._difference(counts) == "the device has 4,000 MiB more of weights than vLLM counts"
     # Another release, without any of these.
-    monkeypatch.setattr(ours, "_process", ours._Process())
     assert ours._counts(SimpleNamespace(), Budget(None, 0, ())) == []
+    assert ours._notes([]) == ["this vLLM's worker has none of the figures that vLLM counts with"]
 
 
 # ---- vLLM itself -------------------------------------------------------------------------
