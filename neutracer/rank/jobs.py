@@ -54,7 +54,8 @@ class RankRow:
             reason for which the file was written; in a running job "running", "silent",
             "out of memory" or "terminated".
         note: Remarks on its figures, or why there are none.
-        shape: The number of its shape; ranks of one shape hold the same parameters.
+        shape: The number of its shape; ranks of one shape hold the same parameters. None if it
+            is not compared: it has no figures, or no number beside ranks that have one.
         peak_allocated_bytes, peak_reserved_bytes: The peaks in its trace.
         allocated_bytes, reserved_bytes: At the end.
         unused_bytes: Reserved and not allocated, at the end.
@@ -436,14 +437,16 @@ class Shape:
 def shapes_of(digests: Sequence[RankDigest]) -> list[Shape]:
     """Group digests with figures by shape, in the order of their first ranks.
 
-    A rank with unknown parameters belongs to the largest shape.
+    A rank with unknown parameters belongs to the largest shape. Beside ranks with a number, a
+    process without one is none of them, such as a server's engine or front end.
     """
+    numbered = any(one.rank is not None for one in digests)
     groups: list[list[RankDigest]] = []
     sets: list[_Parameters] = []
     known: dict[tuple[tuple[int, int], ...], list[RankDigest]] = {}
     unknown = []
     for one in digests:
-        if one.trouble:
+        if one.trouble or (numbered and one.rank is None):
             continue
         if not one.parameters:
             unknown.append(one)

@@ -422,7 +422,7 @@ class RanksReport(Report):
         if self.attempt:
             facts.append(f"attempt {self.attempt + 1}")
         blocks: tuple[Block, ...] = self.finding_blocks()
-        if not self.odd and with_figures > 1:
+        if not self.odd and sum(map(len, self.shapes)) > 1:
             of = " of its shape" if len(self.shapes) > 1 else ""
             blocks += (Paragraph(f"No rank is odd: each is like the others{of}."),)
         if self.spread:
@@ -636,7 +636,7 @@ def _table_row(one: RankDigest, shape: int | None) -> RankRow:
 def _spreads(rows: Sequence[RankRow]) -> tuple[Spread, ...]:
     found = []
     for figure in FIGURES:
-        known = [(getattr(row, figure), row.rank) for row in rows]
+        known = [(getattr(row, figure), row.rank) for row in rows if row.shape is not None]
         known = [(value, rank) for value, rank in known if value is not None]
         if known:
             most, rank = max(known, key=lambda one: int(one[0]))

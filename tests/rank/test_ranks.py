@@ -226,6 +226,26 @@ def test_ranks_without_a_number_are_called_by_their_files(tmp_path: Path) -> Non
     assert "1758551300.159891-TP-2-memory.pickle: its memory grows by 3 MiB per step" in text
 
 
+def test_processes_without_a_number_are_not_compared_with_ranks(tmp_path: Path) -> None:
+    """As an inference server's engine and front end, beside its workers."""
+    write(tmp_path, 0, trained(), world=1)
+    event = {"action": "alloc", "addr": 1 << 40, "size": 512, "stream": 0, "frames": []}
+    small = {"segments": [], "device_traces": [[{**event, "time_us": START_US}]]}
+    path = write(tmp_path, 1, small, world=1)
+    path.rename(tmp_path / "engine.pickle")
+    sidecar = Path(f"{path}.json")
+    (tmp_path / "engine.pickle.json").write_text(
+        json.dumps({**json.loads(sidecar.read_text()), "rank": None})
+    )
+    sidecar.unlink()
+    found = neutracer.ranks(tmp_path)
+    assert [(row.rank, row.shape) for row in found.rows] == [(0, 0), (None, None)]
+    assert found.rows[1].peak_allocated_bytes is not None
+    assert not found.odd
+    assert all(one.least == one.most for one in found.spread)
+    assert "No rank is odd" not in str(found)
+
+
 def test_many_odd_ranks_without_a_number_are_counted(tmp_path: Path) -> None:
     leaking, equal = (pickle.dumps(trained(**how), protocol=4) for how in ({"leak": 3 * MIB}, {}))
     for at, letter in enumerate("abcdefghijklmnopqrstuvwxyz"):
