@@ -102,7 +102,6 @@ def _follow() -> None:
 def _begin(word: str, folder: str) -> None:
     import atexit
     import signal
-    import threading
 
     from neutracer.recording.program import OnDemand
     from neutracer.run.following import Following
@@ -116,12 +115,11 @@ def _begin(word: str, folder: str) -> None:
     if util is not None:
         # A forked worker of multiprocessing leaves without atexit.
         util.Finalize(None, followed.end, exitpriority=-1)
-    is_main = threading.current_thread() is threading.main_thread()
     followed.beside = OnDemand(
         following.write,
         every_s=_seconds_between(os.environ.get(EVERY, "")),
-        signum=getattr(signal, "SIGUSR2", None) if is_main else None,
-        last_signum=getattr(signal, "SIGTERM", None) if is_main else None,
+        signum=getattr(signal, "SIGUSR2", None),
+        last_signum=getattr(signal, "SIGTERM", None),
         last=following.end_soon,
     )
     followed.beside.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -42,7 +43,7 @@ def start(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(start: Path, program: str, **variables: str) -> str:
+def run(start: Path, program: str, code: int = 0, **variables: str) -> str:
     script = start / "program.py"
     script.write_text(program)
     path = os.pathsep.join(
@@ -57,7 +58,7 @@ def run(start: Path, program: str, **variables: str) -> str:
         cwd=start,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stdout
 
 
@@ -99,13 +100,14 @@ def test_a_process_is_recorded_from_its_first_use_of_a_device(start: Path) -> No
 
 
 KILLED = """
-import glob, os, time, threading, torch
+import glob, os, signal, threading, time, torch
 def work():
     torch.cuda._lazy_init()
     torch.fake.hold(3 << 20)
-    while not glob.glob("reports/*-interval.txt"):
+    os.kill(os.getpid(), signal.SIGUSR2)
+    while not glob.glob("reports/*-interval.txt") or not glob.glob("reports/*-signal.txt"):
         time.sleep(0.01)
-    os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
 thread = threading.Thread(target=work)
 {call}()
 {join}
@@ -113,15 +115,16 @@ thread = threading.Thread(target=work)
 
 
 @pytest.mark.parametrize("is_main", [True, False])
-def test_a_process_that_is_killed_has_left_reports_at_intervals(start: Path, is_main: bool) -> None:
+def test_a_process_that_is_killed_has_left_reports(start: Path, is_main: bool) -> None:
     call, join = ("work", "") if is_main else ("thread.start", "thread.join()")
-    run(start, KILLED.format(call=call, join=join), **ASKED, NEUTRACER_EVERY="0.005")
-    found = [neutracer.load(path) for path in snapshots(start)]
-    assert found
-    assert 3 << 20 in found[-1].blocks["size"]
+    asked = {**ASKED, "NEUTRACER_EVERY": "0.005"}
+    run(start, KILLED.format(call=call, join=join), code=-signal.SIGKILL, **asked)
+    for reason in ("interval", "signal"):
+        first, *_ = start.glob(f"reports/*-{reason}.pickle")
+        assert 3 << 20 in neutracer.load(first).blocks["size"]
 
 
-@pytest.mark.parametrize("minutes", ["often", "0", "-1", "inf"])
+@pytest.mark.parametrize("minutes", ["often", "0", "-1", "inf", "nan"])
 def test_intervals_that_are_no_number_of_minutes_are_one_sentence(
     minutes: str, caplog: pytest.LogCaptureFixture
 ) -> None:
