@@ -37,51 +37,30 @@ def line_of(mark: str) -> int:
 # ---- Pages that can be taken away --------------------------------------------------------
 
 
-class Location(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
-
-
-class Properties(ctypes.Structure):
-    _fields_ = [
-        ("type", ctypes.c_int),
-        ("handles", ctypes.c_int),
-        ("location", Location),
-        ("windows", ctypes.c_void_p),
-        ("flags", ctypes.c_ubyte * 8),
-    ]
-
-
-class Access(ctypes.Structure):
-    _fields_ = [("location", Location), ("flags", ctypes.c_int)]
-
-
 class Pages:
     """The allocator of a MemPool whose pages can be unmapped and mapped again."""
 
     def __init__(self) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
         #: By address: its bytes, and the handle of its pages, or None while they are away.
-        self._mapped: dict[int, tuple[int, ctypes.c_ulonglong | None]] = {}
-        allocate = ctypes.CFUNCTYPE(
-            ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p
+        self._mapped: dict[int, tuple[int, int | None]] = {}
+        sizes = (ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+        self._callbacks = (
+            ctypes.CFUNCTYPE(ctypes.c_void_p, *sizes)(self._allocate),
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p, *sizes)(self._release),
         )
-        release = ctypes.CFUNCTYPE(
-            None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p
-        )
-        self._callbacks = (allocate(self._allocate), release(self._release))
         addresses = [ctypes.cast(one, ctypes.c_void_p).value for one in self._callbacks]
         self.allocator = torch._C._cuda_customAllocator(*addresses)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        status = getattr(self._driver, name)(*arguments)
+        # All numbers of these calls have 64 bits.
+        wide = [ctypes.c_uint64(one) if isinstance(one, int) else one for one in arguments]
+        status = getattr(self._driver, name)(*wide)
         assert status == 0, f"{name}: {status}"
 
     def _allocate(self, size: int, device: int, stream: int | None) -> int:
-        address = ctypes.c_ulonglong()
-        none = ctypes.c_ulonglong(0)
-        self._call(
-            "cuMemAddressReserve", ctypes.byref(address), ctypes.c_size_t(size), none, none, none
-        )
+        address = ctypes.c_uint64()
+        self._call("cuMemAddressReserve", ctypes.byref(address), size, 0, 0, 0)
         self._map(address.value, size)
         return address.value
 
@@ -89,26 +68,22 @@ class Pages:
         if self._mapped[address][1] is not None:
             self._unmap(address)
         del self._mapped[address]
-        self._call("cuMemAddressFree", ctypes.c_ulonglong(address), ctypes.c_size_t(size))
+        self._call("cuMemAddressFree", address, size)
 
     def _map(self, address: int, size: int) -> None:
-        here = Location(1, torch.cuda.current_device())
-        handle, at, nbytes = (
-            ctypes.c_ulonglong(),
-            ctypes.c_ulonglong(address),
-            ctypes.c_size_t(size),
-        )
-        none = ctypes.c_ulonglong(0)
-        made = ctypes.byref(Properties(type=1, location=here))
-        self._call("cuMemCreate", ctypes.byref(handle), nbytes, made, none)
-        self._call("cuMemMap", at, nbytes, ctypes.c_size_t(0), handle, none)
-        access = ctypes.byref(Access(here, 3))
-        self._call("cuMemSetAccess", at, nbytes, access, ctypes.c_size_t(1))
-        self._mapped[address] = (size, handle)
+        device = torch.cuda.current_device()
+        handle = ctypes.c_uint64()
+        # CUmemAllocationProp: pinned, without handles to share, on this device.
+        properties = (ctypes.c_int * 8)(1, 0, 1, device)
+        self._call("cuMemCreate", ctypes.byref(handle), size, properties, 0)
+        self._call("cuMemMap", address, size, 0, handle.value, 0)
+        # CUmemAccessDesc: this device may read and write.
+        self._call("cuMemSetAccess", address, size, (ctypes.c_int * 3)(1, device, 3), 1)
+        self._mapped[address] = (size, handle.value)
 
     def _unmap(self, address: int) -> None:
         size, handle = self._mapped[address]
-        self._call("cuMemUnmap", ctypes.c_ulonglong(address), ctypes.c_size_t(size))
+        self._call("cuMemUnmap", address, size)
         self._call("cuMemRelease", handle)
         self._mapped[address] = (size, None)
 
@@ -137,7 +112,6 @@ class Engine:
         self.spare: list[Any] = []
         self.history: list[Any] = []
         self.outputs: list[Any] = []
-        self.scratch: list[Any] = []
         self.pages = Pages()
         PAGES.append(self.pages)
         self.pool = torch.cuda.MemPool(self.pages.allocator)
@@ -148,9 +122,10 @@ class Engine:
             made = [torch.full(shape, 1e-4, device="cuda") for shape in shapes]
             self.weights = [torch.nn.Parameter(one, requires_grad=False) for one in made]
         with neutracer.phase("profile"):
-            self.peak_bytes = self.profile()
+            self.profile()
         with neutracer.phase("KV"), torch.cuda.use_mem_pool(self.pool):
-            self.kv_cache = self.make_kv_cache(cache_bytes)
+            shape = (cache_bytes // PAGE, PAGE // 2)
+            self.kv_cache = torch.empty(shape, dtype=torch.float16, device="cuda")
         with neutracer.phase("capture"):
             self.capture()
 
@@ -160,22 +135,15 @@ class Engine:
             hidden = torch.relu(hidden @ weight)
         return hidden @ self.weights[-1]  # place: output
 
-    def profile(self, inside: str = "") -> int:
+    def profile(self, mark: Callable[[], object] = lambda: None) -> int:
         """What a pass needs at its peak, by PyTorch's own counter, as vLLM measures it."""
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        if inside:
-            with neutracer.phase(inside):
-                pass
+        mark()
         self.forward(self.tokens)
-        if inside:
-            with neutracer.phase(inside):
-                pass
+        mark()
         return int(torch.cuda.max_memory_allocated()) - before
-
-    def make_kv_cache(self, nbytes: int) -> Any:
-        return torch.empty(nbytes // PAGE, PAGE // 2, dtype=torch.float16, device="cuda")
 
     @torch.no_grad()
     def capture(self) -> None:
@@ -229,34 +197,21 @@ class Trainer:
             self.optimizer.zero_grad()
 
 
-Plant = Callable[[Engine, Trainer], None]
-
-
-def loop(engine: Engine, trainer: Trainer, plants: dict[str, Plant]) -> None:
-    """Turns of the loop; a planted fault acts in the phase of its name."""
-    steps: dict[str, Callable[[], object]] = {
-        "rollout": engine.serve,
-        "sleep": engine.sleep,
-        "train": trainer.train,
-        "wake": engine.wake,
-        "sync": lambda: engine.sync(trainer.policy),
-    }
-    for _ in range(TURNS):
-        for name, step in steps.items():
-            step()
-            if name in plants:
-                with neutracer.phase(f"{name}, after"):
-                    plants[name](engine, trainer)
+Plant = Callable[[Engine], object]
 
 
 class Run:
-    """An engine and a trainer after their loop, while they are recorded."""
+    """An engine and a trainer after turns of their loop, while they are recorded.
 
-    def __init__(self, plants: dict[str, Plant], cache_bytes: int = 2048 * MIB) -> None:
+    A planted fault acts after the phase of its name, in one of its own.
+    """
+
+    def __init__(self, plants: dict[str, Plant], cache_bytes: int) -> None:
         with neutracer.record(max_entries=200_000) as recording:
             self.engine = Engine(cache_bytes)
             self.trainer = Trainer(self.engine)
-            loop(self.engine, self.trainer, plants)
+            for _ in range(TURNS):
+                self.turn(plants)
             self.found = neutracer.phases()
             self.snap = recording.snapshot()
         free, total = torch.cuda.mem_get_info()
@@ -265,6 +220,21 @@ class Run:
         print(self.found)
         assert self.found.budget is not None
         self.terms = {one.term: one.bytes for one in self.found.budget.terms}
+
+    def turn(self, plants: dict[str, Plant]) -> None:
+        engine, trainer = self.engine, self.trainer
+        steps: dict[str, Callable[[], object]] = {
+            "rollout": engine.serve,
+            "sleep": engine.sleep,
+            "train": trainer.train,
+            "wake": engine.wake,
+            "sync": lambda: engine.sync(trainer.policy),
+        }
+        for name, step in steps.items():
+            step()
+            if name in plants:
+                with neutracer.phase(f"{name}, after"):
+                    plants[name](engine)
 
     def close(self) -> None:
         """Give all memory back; the pool goes after what lies in it."""
@@ -323,33 +293,38 @@ def test_a_sound_loop_is_called_sound_and_its_budget_adds_up(run: Callable[..., 
 
 def test_a_phase_inside_of_the_engines_measurement_changes_nothing(run: Callable[..., Run]) -> None:
     engine = run().engine
+
+    def mark() -> None:
+        with neutracer.phase("measured"):
+            pass
+
     plain = [engine.profile() for _ in range(3)]
-    assert [engine.profile(inside="measured") for _ in range(3)] == plain
+    assert [engine.profile(mark) for _ in range(3)] == plain
     with neutracer.phase("around"):
-        assert engine.profile(inside="measured") == plain[0]
+        assert engine.profile(mark) == plain[0]
 
 
 # ---- Faults ------------------------------------------------------------------------------
 
 
-def keep_weights_twice(engine: Engine, trainer: Trainer) -> None:
+def keep_weights_twice(engine: Engine) -> None:
     engine.spare = [one.detach().clone() for one in engine.weights]  # plant: weights
 
 
-def capture_again(engine: Engine, trainer: Trainer) -> None:
+def capture_again(engine: Engine) -> None:
     engine.outputs.append((engine.graph, engine.output))
     engine.capture()
 
 
-def keep_a_list(engine: Engine, trainer: Trainer) -> None:
+def keep_a_list(engine: Engine) -> None:
     engine.history.append(engine.output.clone())  # plant: history
 
 
-def pin_a_segment(engine: Engine, trainer: Trainer) -> None:
+def pin_a_segment(engine: Engine) -> None:
     torch.cuda.empty_cache()
     staging = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
     del staging
-    engine.scratch = [torch.empty(24 * MIB, dtype=torch.uint8, device="cuda")]  # plant: segment
+    engine.spare = [torch.empty(24 * MIB, dtype=torch.uint8, device="cuda")]  # plant: segment
 
 
 def test_weights_kept_twice_have_line_and_owner(run: Callable[..., Run]) -> None:
@@ -391,11 +366,14 @@ def test_segments_pinned_over_wake_have_the_line(run: Callable[..., Run]) -> Non
 
 
 def test_another_librarys_memory_is_named(run: Callable[..., Run]) -> None:
-    runtime = ctypes.CDLL(sorted(_mapped_files("libcudart.so"))[0])
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    runtime = ctypes.CDLL(
+        next(row.split()[-1] for row in maps.split("\n") if "libcudart.so" in row)
+    )
     runtime.cudaMalloc.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]
     taken: list[ctypes.c_void_p] = []
 
-    def take(engine: Engine, trainer: Trainer) -> None:
+    def take(engine: Engine) -> None:
         taken.append(ctypes.c_void_p())
         assert runtime.cudaMalloc(ctypes.byref(taken[-1]), 300 * MIB) == 0
 
@@ -409,8 +387,3 @@ def test_another_librarys_memory_is_named(run: Callable[..., Run]) -> None:
     others = {name: nbytes for name, nbytes in one.terms.items() if nbytes == TURNS * 300 * MIB}
     assert len(others) == 1
     assert not set(others) & {"unknown", "other processes"}
-
-
-def _mapped_files(part: str) -> set[str]:
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
-    return {line.split()[-1] for line in maps.splitlines() if part in line}
