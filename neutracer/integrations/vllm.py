@@ -59,10 +59,14 @@ def plugin() -> None:
         return
     from neutracer.recording.imports import when_imported
 
-    if _BASE not in sys.modules and importlib.util.find_spec(_BASE) is None:
-        _note(f"this vLLM has no {_BASE}: no phases are marked")
-    else:
+    try:
+        is_there = _BASE in sys.modules or importlib.util.find_spec(_BASE) is not None
+    except ModuleNotFoundError:  # One of its packages.
+        is_there = False
+    if is_there:
         when_imported(_BASE, _follow_workers)
+    else:
+        _note(f"this vLLM has no {_BASE}: no phases are marked")
 
 
 @quietly

@@ -194,7 +194,7 @@ def test_an_error_of_the_engine_ends_its_phase_and_is_the_engines(
     assert not marking.RUNNING.phases
 
 
-@pytest.mark.parametrize("missing", ["module", "class"])
+@pytest.mark.parametrize("missing", ["package", "module", "class"])
 def test_another_release_without_workers_is_one_sentence(
     missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -203,7 +203,8 @@ def test_another_release_without_workers_is_one_sentence(
     if missing == "class":
         monkeypatch.setitem(sys.modules, BASE, ModuleType(BASE))
     else:
-        monkeypatch.setattr(ours, "_BASE", "json.worker_base")
+        base = {"package": "json.v1.worker_base", "module": "json.worker_base"}[missing]
+        monkeypatch.setattr(ours, "_BASE", base)
     ours.plugin()
     ours.plugin()
     (text,) = [record.getMessage() for record in caplog.records]
