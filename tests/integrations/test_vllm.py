@@ -374,7 +374,7 @@ def test_each_worker_writes_a_snapshot_with_its_phases(engine: dict[str, Any]) -
     assert names == ["load", "profile", "KV", "warm-up", "serve", "sleep", "wake", "serve"]
     (cache,) = found["KV"].survivors[:1]
     assert (cache.category, cache.bytes) == ("KV cache", 1 << 30)
-    assert "kv_caches" in cache.owner
+    assert "kv_cache" in cache.owner
     assert "parameter" in {each.category for each in found["load"].survivors}
 
 
