@@ -184,7 +184,6 @@ def _counts(worker: Any, budget: Budget) -> list[dict[str, Any]]:
     """What vLLM counts beside the budget's terms; the rows of `neutracer_budget`'s "vllm"."""
     terms = {one.term: one.bytes for one in budget.terms}
     runner = getattr(worker, "model_runner", None)
-    graphs = _bytes(runner, _COUNTS["capture_model"])
     cache = _bytes(worker, "available_kv_cache_memory_bytes")
     if cache is None:
         cache = _bytes(worker, _COUNTS["determine_available_memory"])
@@ -193,18 +192,12 @@ def _counts(worker: Any, budget: Budget) -> list[dict[str, Any]]:
     if peak is not None and getattr(envs, "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS", False):
         # vLLM adds its estimate of the graphs' memory to the peak.
         peak -= _bytes(worker, "cudagraph_memory_estimate") or 0
-    rows = [
+    rows = (
         ("weights", "Model loading took", _bytes(runner, "model_memory_usage")),
         ("KV cache", "Available KV cache memory", cache),
         ("activations' peak", "for peak activation", peak),
-        ("graphs' pools", "for CUDAGraph memory", graphs),
-    ]
-    consumed = _bytes(worker, "total_consumed")
-    begun = _bytes(getattr(worker, "init_snapshot", None), "cuda_memory")
-    if None not in (consumed, peak, cache, begun, budget.device_bytes):
-        terms["in all"] = budget.device_bytes - begun  # type: ignore[operator]
-        whole = consumed + peak + cache + (graphs or 0)  # type: ignore[operator]
-        rows.append(("in all", "all of these, and what is not PyTorch's", whole))
+        ("graphs' pools", "for CUDAGraph memory", _bytes(runner, _COUNTS["capture_model"])),
+    )
     return [
         {"term": term, "log": log, "counted_bytes": n, "found_bytes": terms.get(term, 0)}
         for term, log, n in rows
@@ -217,25 +210,20 @@ def _bytes(owner: Any, name: str) -> int | None:
     return int(value) if isinstance(value, (int, float)) else None
 
 
-def _notes(counts: list[dict[str, Any]]) -> list[str]:
-    missing = "this vLLM's worker has none of the figures that vLLM counts with"
-    return [*_process.notes, *(() if counts else (missing,))]
-
-
 def _difference(counts: list[dict[str, Any]]) -> str:
     """Where the device and vLLM differ most, or ""."""
     from neutracer.units import format_bytes
 
-    parts = [
-        (row["found_bytes"] - row["counted_bytes"], row["term"])
-        for row in counts
-        if row["term"] != "in all"
-    ]
+    parts = [(row["found_bytes"] - row["counted_bytes"], row["term"]) for row in counts]
     by, term = max(parts, key=lambda one: abs(one[0]), default=(0, ""))
-    if not by:
-        return ""
     words = "more" if by > 0 else "less"
-    return f"the device has {format_bytes(abs(by))} {words} of {term} than vLLM counts"
+    text = f"the device has {format_bytes(abs(by))} {words} of {term} than vLLM counts"
+    return text if by else ""
+
+
+def _notes(counts: list[dict[str, Any]]) -> list[str]:
+    missing = "this vLLM's worker has none of the figures that vLLM counts with"
+    return [*_process.notes, *(() if counts else (missing,))]
 
 
 # ---- Workers -----------------------------------------------------------------------------

@@ -134,51 +134,33 @@ def test_intervals_that_are_no_number_of_minutes_are_one_sentence(
 
 
 @pytest.mark.parametrize("way", ["spawn", "fork"])
-def test_children_are_followed_if_they_use_a_device(start: Path, way: str) -> None:
+def test_children_that_use_a_device_are_followed_and_compared(start: Path, way: str) -> None:
     program = (
         "import multiprocessing, sys, torch\n"
-        "def work(use):\n"
-        "    if use:\n"
-        "        torch.cuda._lazy_init()\n"
-        "        torch.fake.hold((2 + use) << 20)\n"
-        "if __name__ == '__main__':\n"
-        f"    context = multiprocessing.get_context({way!r})\n"
-        "    names = ['EngineCore_0', 'Worker_1', 'Loader_2']\n"
-        "    children = [context.Process(target=work, args=(use,), name=name)\n"
-        "                for use, name in zip((2, 1, 0), names)]\n"
-        "    [child.start() for child in children]\n"
-        "    [child.join() for child in children]\n"
-        "    sys.exit(sum(child.exitcode != 0 for child in children))\n"
-    )
-    run(start, program, **ASKED)
-    paths = snapshots(start)
-    roles = {json.loads(Path(f"{path}.json").read_text())["role"] for path in paths}
-    assert (len(paths), roles) == (2, {"engine", "worker"})
-    job = neutracer.ranks([start / "reports"])
-    assert {row.role for row in job.rows} == {"engine", "worker"}
-    assert len({row.pid for row in job.rows}) == 2
-
-
-def test_of_four_spawned_processes_the_one_that_leaks_is_named(start: Path) -> None:
-    program = (
-        "import multiprocessing, torch\n"
-        "def work(number):\n"
+        "def work(leaked):\n"
+        "    if leaked is None:\n"
+        "        return\n"
         "    torch.cuda._lazy_init()\n"
         "    for _ in range(40):\n"
         "        torch.fake.hold(2 << 20)\n"
         "        torch.fake.drop()\n"
-        "        if number == 2:\n"
-        "            torch.fake.hold(256 << 10, line=9)\n"
+        "        if leaked:\n"
+        "            torch.fake.hold(leaked, line=9)\n"
         "if __name__ == '__main__':\n"
-        "    context = multiprocessing.get_context('spawn')\n"
-        "    children = [context.Process(target=work, args=(number,)) for number in range(4)]\n"
+        f"    context = multiprocessing.get_context({way!r})\n"
+        "    names = {'EngineCore_0': 0, 'Worker_1': 0, 'Worker_2': 256 << 10, 'Worker_3': 0,\n"
+        "             'Loader_4': None}\n"
+        "    children = [context.Process(target=work, args=(leaked,), name=name)\n"
+        "                for name, leaked in names.items()]\n"
         "    [child.start() for child in children]\n"
         "    [child.join() for child in children]\n"
+        "    assert not any(child.exitcode for child in children)\n"
         "    print(children[2].pid)\n"
     )
     leaking = int(run(start, program, **ASKED))
     job = neutracer.ranks([start / "reports"])
-    assert len(job.rows) == 4
+    assert sorted(row.role for row in job.rows) == ["engine", "worker", "worker", "worker"]
+    assert len({row.pid for row in job.rows}) == 4
     (odd,) = job.odd
     assert f"-{leaking}-" in odd.source
     assert (odd.cause, odd.place) == ("leak", "forward (model.py:9)")
