@@ -105,13 +105,29 @@ PAGES: list[Pages] = []
 
 
 class Engine:
-    """Weights, a paged KV cache sized by a measurement, and one captured graph."""
+    """Weights, a paged KV cache and a captured graph, after turns of a loop with training.
 
-    def __init__(self, cache_bytes: int) -> None:
+    It is recorded. A planted fault acts after the phase of its name, in one of its own.
+    """
+
+    def __init__(self, plants: dict[str, Plant], cache_bytes: int) -> None:
         #: What the planted faults keep.
         self.spare: list[Any] = []
         self.history: list[Any] = []
         self.outputs: list[Any] = []
+        with neutracer.record(max_entries=200_000):
+            self.start(cache_bytes)
+            self.policy = [torch.nn.Parameter(one.detach().clone()) for one in self.weights]
+            self.optimizer = torch.optim.AdamW(self.policy, lr=1e-6)
+            for _ in range(TURNS):
+                self.turn(plants)
+            self.found = neutracer.phases()
+        # pytest shows it with a failure.
+        print(self.found)
+        assert self.found.budget is not None
+        self.terms = {one.term: one.bytes for one in self.found.budget.terms}
+
+    def start(self, cache_bytes: int) -> None:
         self.pages = Pages()
         PAGES.append(self.pages)
         self.pool = torch.cuda.MemPool(self.pages.allocator)
@@ -128,6 +144,15 @@ class Engine:
             self.kv_cache = torch.empty(shape, dtype=torch.float16, device="cuda")
         with neutracer.phase("capture"):
             self.capture()
+
+    def turn(self, plants: dict[str, Plant]) -> None:
+        for step in (self.rollout, self.sleep, self.train, self.wake, self.sync):
+            name = step.__name__
+            with neutracer.phase(name):
+                step()
+            if name in plants:
+                with neutracer.phase(f"{name}, after"):
+                    plants[name](self)
 
     @torch.no_grad()
     def forward(self, hidden: Any) -> Any:
@@ -154,105 +179,55 @@ class Engine:
             hidden = self.kv_cache[self.table][:, :WIDTH].float()
             self.output = self.forward(hidden)
 
-    def serve(self) -> Any:
-        with neutracer.phase("rollout"):
-            for _ in range(3):
-                self.graph.replay()
-            return self.output.sum().item()
+    def rollout(self) -> Any:
+        for _ in range(3):
+            self.graph.replay()
+        return self.output.sum().item()
 
     def sleep(self) -> None:
-        with neutracer.phase("sleep"):
-            self.saved = [one.cpu() for one in self.weights]
-            self.pages.take_away()
-            torch.cuda.empty_cache()
-
-    @torch.no_grad()
-    def wake(self) -> None:
-        with neutracer.phase("wake"):
-            self.pages.bring_back()
-            for mine, saved in zip(self.weights, self.saved, strict=True):
-                mine.copy_(saved)
-
-    @torch.no_grad()
-    def sync(self, policy: list[Any]) -> None:
-        with neutracer.phase("sync"):
-            for mine, theirs in zip(self.weights, policy, strict=True):
-                mine.copy_(theirs)
-
-
-class Trainer:
-    """The policy, with gradients and Adam's state."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.policy = [torch.nn.Parameter(one.detach().clone()) for one in engine.weights]
-        self.optimizer = torch.optim.AdamW(self.policy, lr=1e-6)
+        self.saved = [one.cpu() for one in self.weights]
+        self.pages.take_away()
+        torch.cuda.empty_cache()
 
     def train(self) -> None:
-        with neutracer.phase("train"):
-            hidden = torch.ones(ROWS, WIDTH, device="cuda")
-            for weight in self.policy[:-1]:
-                hidden = torch.relu(hidden @ weight)
-            (hidden @ self.policy[-1]).mean().backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+        hidden = torch.ones(ROWS, WIDTH, device="cuda")
+        for weight in self.policy[:-1]:
+            hidden = torch.relu(hidden @ weight)
+        (hidden @ self.policy[-1]).mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
+    def wake(self) -> None:
+        self.pages.bring_back()
+        self._fill(self.saved)
 
-Plant = Callable[[Engine], object]
+    def sync(self) -> None:
+        self._fill(self.policy)
 
-
-class Run:
-    """An engine and a trainer after turns of their loop, while they are recorded.
-
-    A planted fault acts after the phase of its name, in one of its own.
-    """
-
-    def __init__(self, plants: dict[str, Plant], cache_bytes: int) -> None:
-        with neutracer.record(max_entries=200_000) as recording:
-            self.engine = Engine(cache_bytes)
-            self.trainer = Trainer(self.engine)
-            for _ in range(TURNS):
-                self.turn(plants)
-            self.found = neutracer.phases()
-            self.snap = recording.snapshot()
-        free, total = torch.cuda.mem_get_info()
-        self.used, self.total = total - free, total
-        # pytest shows it with a failure.
-        print(self.found)
-        assert self.found.budget is not None
-        self.terms = {one.term: one.bytes for one in self.found.budget.terms}
-
-    def turn(self, plants: dict[str, Plant]) -> None:
-        engine, trainer = self.engine, self.trainer
-        steps: dict[str, Callable[[], object]] = {
-            "rollout": engine.serve,
-            "sleep": engine.sleep,
-            "train": trainer.train,
-            "wake": engine.wake,
-            "sync": lambda: engine.sync(trainer.policy),
-        }
-        for name, step in steps.items():
-            step()
-            if name in plants:
-                with neutracer.phase(f"{name}, after"):
-                    plants[name](engine)
+    @torch.no_grad()
+    def _fill(self, theirs: list[Any]) -> None:
+        for mine, other in zip(self.weights, theirs, strict=True):
+            mine.copy_(other)
 
     def close(self) -> None:
         """Give all memory back; the pool goes after what lies in it."""
-        pool = self.engine.pool
-        for one in (self.engine, self.trainer):
-            vars(one).clear()
+        pool = self.pool
+        vars(self).clear()
         gc.collect()
         torch.cuda.synchronize()
         del pool
         torch.cuda.empty_cache()
 
 
-@pytest.fixture
-def run() -> Iterator[Callable[..., Run]]:
-    made: list[Run] = []
+Plant = Callable[[Engine], object]
 
-    def begin(cache_bytes: int = 2048 * MIB, **plants: Plant) -> Run:
-        made.append(Run(plants, cache_bytes))
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., Engine]]:
+    made: list[Engine] = []
+
+    def begin(cache_bytes: int = 2048 * MIB, **plants: Plant) -> Engine:
+        made.append(Engine(plants, cache_bytes))
         return made[-1]
 
     yield begin
@@ -263,14 +238,15 @@ def run() -> Iterator[Callable[..., Run]]:
 # ---- Without a fault ---------------------------------------------------------------------
 
 
-def test_a_sound_loop_is_called_sound_and_its_budget_adds_up(run: Callable[..., Run]) -> None:
+def test_a_sound_loop_is_called_sound_and_its_budget_adds_up(run: Callable[..., Engine]) -> None:
     torch.ones(1, device="cuda")
     free, total = torch.cuda.mem_get_info()
     one = run(cache_bytes=int(free * 0.85) - 4096 * MIB)
+    used = total - torch.cuda.mem_get_info()[0]
     assert {row.phase: row.growth for row in one.found.phases if row.growth} == {}
     assert [turn.phase for turn in one.found.turns[:4]] == ["load", "profile", "KV", "capture"]
     # Asleep are the cache and the weights.
-    kept = one.engine.kv_cache.nbytes
+    kept = one.kv_cache.nbytes
     sleeps = [turn for turn in one.found.turns if turn.phase == "sleep"]
     assert len(sleeps) == TURNS
     for turn in sleeps:
@@ -278,21 +254,21 @@ def test_a_sound_loop_is_called_sound_and_its_budget_adds_up(run: Callable[..., 
         assert 0.98 * kept < turn.asleep_bytes < 1.02 * kept + 512 * MIB
     # The device's own figure, to 1 MiB, and no hundredth of the device unexplained.
     assert sum(one.terms.values()) == one.found.budget.device_bytes
-    assert abs(one.found.budget.device_bytes - one.used) <= MIB
+    assert abs(one.found.budget.device_bytes - used) <= MIB
     assert 0 <= one.terms.get("unknown", 0) < total / 100
-    weights = sum(each.nbytes for each in one.engine.weights)
+    weights = sum(each.nbytes for each in one.weights)
     assert one.terms["KV cache"] >= kept
     assert 2 * weights <= one.terms["weights"] <= 2 * weights + 64 * MIB
     assert one.terms["optimizer states"] >= 2 * weights
     assert one.terms["graphs' pools"] > 0
     # What was asleep is as it was.
-    assert one.engine.serve() == pytest.approx(
-        one.engine.forward(one.engine.tokens).sum().item(), rel=1e-3
-    )
+    assert one.rollout() == pytest.approx(one.forward(one.tokens).sum().item(), rel=1e-3)
 
 
-def test_a_phase_inside_of_the_engines_measurement_changes_nothing(run: Callable[..., Run]) -> None:
-    engine = run().engine
+def test_a_phase_inside_of_the_engines_measurement_changes_nothing(
+    run: Callable[..., Engine],
+) -> None:
+    engine = run()
 
     def mark() -> None:
         with neutracer.phase("measured"):
@@ -327,45 +303,45 @@ def pin_a_segment(engine: Engine) -> None:
     engine.spare = [torch.empty(24 * MIB, dtype=torch.uint8, device="cuda")]  # plant: segment
 
 
-def test_weights_kept_twice_have_line_and_owner(run: Callable[..., Run]) -> None:
+def test_weights_kept_twice_have_line_and_owner(run: Callable[..., Engine]) -> None:
     one = run(sync=keep_weights_twice)
     first = one.found["sync, after"].survivors[0]
-    nbytes = sum(each.nbytes for each in one.engine.weights)
+    nbytes = sum(each.nbytes for each in one.weights)
     assert (first.line, first.bytes) == (line_of("plant: weights"), nbytes)
     assert "spare" in first.owner
 
 
-def test_a_graph_pool_that_grows_has_its_line(run: Callable[..., Run]) -> None:
+def test_a_graph_pool_that_grows_has_its_line(run: Callable[..., Engine]) -> None:
     one = run(wake=capture_again)
     row = one.found["wake, after"]
     growth = {each.line: each for each in row.growth}[line_of("place: output")]
-    assert growth.least_bytes == growth.most_bytes == one.engine.output.nbytes
+    assert growth.least_bytes == growth.most_bytes == one.output.nbytes
     survivor = next(each for each in row.survivors if each.line == growth.line)
     assert survivor.pool != (0, 0)
     assert "output" in survivor.owner
     # Each capture has a pool of its own.
-    assert one.terms["graphs' pools"] > (TURNS + 1) * one.engine.output.nbytes
+    assert one.terms["graphs' pools"] > (TURNS + 1) * one.output.nbytes
 
 
-def test_a_list_that_survives_sleep_has_line_and_owner(run: Callable[..., Run]) -> None:
+def test_a_list_that_survives_sleep_has_line_and_owner(run: Callable[..., Engine]) -> None:
     one = run(rollout=keep_a_list)
     row = one.found["rollout, after"]
     (growth,) = row.growth
     assert growth.line == line_of("plant: history")
-    assert growth.least_bytes == growth.most_bytes == one.engine.output.nbytes
+    assert growth.least_bytes == growth.most_bytes == one.output.nbytes
     assert "history" in row.survivors[0].owner
     # No other phase of the loop is blamed.
     assert [each.phase for each in one.found.phases if each.growth] == ["rollout, after"]
 
 
-def test_segments_pinned_over_wake_have_the_line(run: Callable[..., Run]) -> None:
+def test_segments_pinned_over_wake_have_the_line(run: Callable[..., Engine]) -> None:
     one = run(wake=pin_a_segment)
     (pin, *_) = one.found["wake, after"].pins
     assert pin.line == line_of("plant: segment")
     assert (pin.free_bytes, pin.held_bytes) == ((256 - 24) * MIB, 24 * MIB)
 
 
-def test_another_librarys_memory_is_named(run: Callable[..., Run]) -> None:
+def test_another_librarys_memory_is_named(run: Callable[..., Engine]) -> None:
     maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     runtime = ctypes.CDLL(
         next(row.split()[-1] for row in maps.split("\n") if "libcudart.so" in row)
