@@ -158,10 +158,13 @@ class _Process:
     def begin(self, phase: str) -> bool:
         """Begin a turn; False if one is open: a method that calls its base class's."""
         from neutracer.monitor.phases import Phase
+        from neutracer.recording.sidecar import rank_facts
 
         with self._lock:
             if phase in self.open:
                 return False
+            # Kept for the last file: by then the worker has left its group.
+            rank_facts()
             self.end("serve")
             self.open[phase] = Phase(phase).__enter__()
             return True

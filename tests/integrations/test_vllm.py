@@ -24,6 +24,7 @@ import neutracer
 from neutracer.budget import Budget, BudgetTerm
 from neutracer.integrations import vllm as ours
 from neutracer.monitor import phases as marking
+from neutracer.recording import sidecar
 
 MIB = 1 << 20
 BASE = "vllm.v1.worker.worker_base"
@@ -138,6 +139,24 @@ def test_the_phases_mark_themselves(
     assert [(turn.phase, turn.has_ended) for turn in found.turns] == [*ended, ("serve", False)]
     assert [turn.left_bytes // MIB for turn in found.turns[:5]] == [5, 0, 8, 2, 2]
     assert ours._process.notes == []
+
+
+def test_a_worker_that_has_left_its_group_keeps_its_rank(
+    fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM's do before they write their last report."""
+    group = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_rank=lambda: 3,
+        get_world_size=lambda: 4,
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    monkeypatch.setattr(sidecar, "_of_group", {})
+    lived(marked(monkeypatch, fake, "1").Worker())
+    group.is_initialized = lambda: False
+    facts = sidecar.rank_facts()
+    assert (facts["rank"], facts["world_size"]) == (3, 4)
 
 
 def test_a_phase_without_its_method_is_one_sentence(
@@ -296,8 +315,13 @@ def main():
         made = llm.generate(prompt, SamplingParams(max_tokens=4, detokenize=False), use_tqdm=False)
         return list(made[0].outputs[0].token_ids)
     out = {"tokens": tokens()}
-    for name in ("sleep", "wake_up"):
-        llm.collective_rpc(name)
+    levels = [("sleep", 1), ("wake_up",), ("sleep", 2), ("wake_up", ["weights"])]
+    for name, *args in levels:
+        llm.collective_rpc(name, args=args)
+    try:
+        llm.collective_rpc("neutracer_snapshot", args=(__file__,))
+    except Exception as error:
+        out["error"] = str(error)
     tokens()
     for name in ("snapshot", "report", "budget"):
         out[name] = llm.collective_rpc(f"neutracer_{name}")
@@ -365,10 +389,15 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @WITH_VLLM
 def test_each_worker_writes_a_snapshot_with_its_phases(engine: dict[str, Any]) -> None:
     assert len(engine["tokens"]) == 4
+    # A call that fails is an error of that call alone.
+    assert "engine.py" in engine["error"]
     (path,) = engine["snapshot"]
     found = neutracer.phases(path)
     names = [turn.phase for turn in found.turns]
-    assert names == ["load", "profile", "KV", "warm-up", "serve", "sleep", "wake", "serve"]
+    assert names == [
+        *("load", "profile", "KV", "warm-up", "serve"),
+        *("sleep", "wake", "sleep", "wake", "serve"),
+    ]
     (cache,) = found["KV"].survivors[:1]
     assert (cache.category, cache.bytes) == ("KV cache", 1 << 30)
     assert "kv_cache" in cache.owner
