@@ -116,8 +116,8 @@ def _step(method: Any, name: str, phase: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _turn(method: Any, name: str, phase: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
-    if phase == "warm-up" and getattr(owner, "model_runner", None) is not None:
-        _mark(type(owner.model_runner), _RUNNER)
+    if phase == "warm-up":
+        _mark_runner(owner)
     is_begun = _process.begin(phase)
     try:
         result = method(owner, *args, **kwargs)
@@ -127,6 +127,12 @@ def _turn(method: Any, name: str, phase: str, owner: Any, *args: Any, **kwargs: 
     if name in _COUNTS:
         _keep(owner, name, result)
     return result
+
+
+@quietly
+def _mark_runner(worker: Any) -> None:
+    if getattr(worker, "model_runner", None) is not None:
+        _mark(type(worker.model_runner), _RUNNER)
 
 
 @quietly

@@ -12,9 +12,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import fake_cuda
 import pytest
@@ -118,18 +119,23 @@ def lived(worker: Any) -> int:
     return available
 
 
-def marked(monkeypatch: pytest.MonkeyPatch, fake: fake_cuda.FakeTorch, asked: str) -> Any:
-    monkeypatch.setitem(sys.modules, BASE, worker_module(fake))
-    monkeypatch.setenv("NEUTRACER", asked)
-    ours.plugin()
-    ours.plugin()
-    return sys.modules[BASE]
+@pytest.fixture
+def mark(fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """The module of the workers after the plugin was called twice with a value of NEUTRACER."""
+
+    def marked(asked: str) -> ModuleType:
+        module = worker_module(fake)
+        monkeypatch.setitem(sys.modules, BASE, module)
+        monkeypatch.setenv("NEUTRACER", asked)
+        ours.plugin()
+        ours.plugin()
+        return module
+
+    return marked
 
 
-def test_the_phases_mark_themselves(
-    fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = marked(monkeypatch, fake, "1")
+def test_the_phases_mark_themselves(mark: Callable[[str], Any]) -> None:
+    module = mark("1")
     with neutracer.record() as recording:
         lived(module.Worker())
         found = neutracer.phases(recording.snapshot())
@@ -142,27 +148,23 @@ def test_the_phases_mark_themselves(
 
 
 def test_a_worker_that_has_left_its_group_keeps_its_rank(
-    fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch
+    mark: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As vLLM's do before they write their last report."""
-    group = SimpleNamespace(
-        is_available=lambda: True,
-        is_initialized=lambda: True,
-        get_rank=lambda: 3,
-        get_world_size=lambda: 4,
-    )
+    group = SimpleNamespace(get_rank=lambda: 3, get_world_size=lambda: 4)
+    group.is_available = group.is_initialized = lambda: True
     monkeypatch.setitem(sys.modules, "torch.distributed", group)
     monkeypatch.setattr(sidecar, "_of_group", {})
-    lived(marked(monkeypatch, fake, "1").Worker())
+    lived(mark("1").Worker())
     group.is_initialized = lambda: False
     facts = sidecar.rank_facts()
     assert (facts["rank"], facts["world_size"]) == (3, 4)
 
 
 def test_a_phase_without_its_method_is_one_sentence(
-    fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    mark: Callable[[str], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    module = marked(monkeypatch, fake, "1")
+    module = mark("1")
     del module.WorkerBase.wake_up
     for _ in range(2):
         module.Worker().load_model()
@@ -172,41 +174,33 @@ def test_a_phase_without_its_method_is_one_sentence(
 
 
 def test_the_engines_own_measurement_stays_as_it_is(
-    fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch
+    fake: fake_cuda.FakeTorch, mark: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resets: list[int] = []
-    reset = fake.module.cuda.reset_peak_memory_stats
-
-    def noted(device: int = 0) -> None:
-        resets.append(device)
-        reset(device)
-
-    fake.module.cuda.reset_peak_memory_stats = noted
+    reset = mock.Mock(wraps=fake.module.cuda.reset_peak_memory_stats)
+    monkeypatch.setattr(fake.module.cuda, "reset_peak_memory_stats", reset)
     plain = lived(worker_module(fake).Worker())
     while len(fake.held) > 1:
         fake.drop()
     with neutracer.record():
-        module = marked(monkeypatch, fake, "run")
-        assert lived(module.Worker()) == plain == 17 * MIB
+        assert lived(mark("run").Worker()) == plain == 17 * MIB
     # The engine's two, and no call of ours that empties the cache.
-    assert len(resets) == 2
+    assert reset.call_count == 2
     assert fake.done["empty_cache"] == 0
 
 
 @pytest.mark.parametrize("broken", [(marking.Phase, "__enter__"), (ours, "_WORKER")])
 def test_marks_that_fail_are_left_out_and_the_engine_goes_on(
-    broken: tuple[object, str], fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch
+    broken: tuple[object, str], mark: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = marked(monkeypatch, fake, "1")
+    module = mark("1")
     monkeypatch.setattr(*broken, None)
     assert lived(module.Worker()) == 17 * MIB
 
 
 def test_an_error_of_the_engine_ends_its_phase_and_is_the_engines(
-    fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch
+    mark: Callable[[str], Any],
 ) -> None:
-    module = marked(monkeypatch, fake, "1")
-    worker = module.Worker()
+    worker = mark("1").Worker()
     with pytest.raises(TypeError, match="config"):
         worker.initialize_from_config()
     assert not ours._process.open
@@ -232,10 +226,8 @@ def test_another_release_without_workers_is_one_sentence(
 
 
 @pytest.mark.parametrize("asked", ["", "0"])
-def test_without_the_variable_nothing_is_marked(
-    fake: fake_cuda.FakeTorch, monkeypatch: pytest.MonkeyPatch, asked: str
-) -> None:
-    module = marked(monkeypatch, fake, asked)
+def test_without_the_variable_nothing_is_marked(mark: Callable[[str], Any], asked: str) -> None:
+    module = mark(asked)
     lived(module.Worker())
     assert not marking.MARKS._all
     assert not hasattr(module.Worker.load_model, "_neutracer")
@@ -331,17 +323,11 @@ if __name__ == "__main__":
     main()
 """
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "vocab_size": 512,
-    "max_position_embeddings": 256,
-}
+MODEL = """{
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 128,
+    "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 512, "max_position_embeddings": 256
+}"""
 
 WITH_VLLM = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="needs vLLM: make test-vllm"
@@ -361,7 +347,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     (folder / "site" / "follow.py").write_text(FOLLOW)
     (folder / "model").mkdir()
-    (folder / "model" / "config.json").write_text(json.dumps(MODEL))
+    (folder / "model" / "config.json").write_text(MODEL)
     (folder / "engine.py").write_text(ENGINE)
     asked = {
         "NEUTRACER": "1",
