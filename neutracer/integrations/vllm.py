@@ -83,14 +83,14 @@ def _wrapped(method: Callable[..., Any], wrap: Callable[..., Any], *given: str) 
     """A method that calls `wrap(method, *given, self, *its arguments)`."""
 
     @functools.wraps(method)
-    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return wrap(method, *given, self, *args, **kwargs)
 
     wrapped._neutracer = True  # type: ignore[attr-defined]
     return wrapped
 
 
-def _begin_worker(initialise: Any, worker: Any, *args: Any, **kwargs: Any) -> None:
+def _begin_worker(initialise: Any, worker: Any, /, *args: Any, **kwargs: Any) -> None:
     _mark(type(worker), _WORKER)
     initialise(worker, *args, **kwargs)
 
@@ -108,14 +108,14 @@ def _mark(owner: type, phases: Mapping[str, tuple[str, ...]]) -> None:
                 setattr(owner, name, _wrapped(method, wrap, name, phase))
 
 
-def _step(method: Any, name: str, phase: str, *args: Any, **kwargs: Any) -> Any:
+def _step(method: Any, name: str, phase: str, /, *args: Any, **kwargs: Any) -> Any:
     """All steps up to the next phase are one turn; those of profiling and warm-up are theirs."""
     if not _process.open:
         _process.begin(phase)
     return method(*args, **kwargs)
 
 
-def _turn(method: Any, name: str, phase: str, owner: Any, *args: Any, **kwargs: Any) -> Any:
+def _turn(method: Any, name: str, phase: str, owner: Any, /, *args: Any, **kwargs: Any) -> Any:
     if phase == "warm-up":
         _mark_runner(owner)
     is_begun = _process.begin(phase)

@@ -60,7 +60,7 @@ def worker_module(fake: fake_cuda.FakeTorch) -> ModuleType:
         def wake_up(self, tags: object = None) -> None:
             fake.hold(2 * MIB)
 
-        def reload_weights(self) -> None:
+        def reload_weights(self, **changes: str) -> None:
             fake.allocate()
 
     class Worker(WorkerBase):
@@ -113,7 +113,7 @@ def lived(worker: Any) -> int:
     worker.execute_model()
     worker.sleep(level=2)
     worker.wake_up(tags=["weights"])
-    worker.reload_weights()
+    worker.reload_weights(name="model", phase="first", owner="trainer", method="copy")
     worker.wake_up(["kv_cache"])
     worker.execute_model()
     return available
