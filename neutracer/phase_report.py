@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -194,6 +194,16 @@ class _Trace:
         self._use = device_use(snap, device)
         self._times = [time_us for time_us, _ in self._use]
 
+    def pools(self, event: int, addresses: Collection[int]) -> dict[int, tuple[int, int]]:
+        """The pools of some blocks in use after an event, by their addresses: an allocation of a
+        graph's pool has no pool of its own in the trace, but its segment has."""
+        if not addresses:
+            return {}
+        layout = self.timeline.at(event)
+        first, second = map(layout.segments.codes, ("pool_first", "pool_second"))
+        blocks = zip(*map(layout.blocks.codes, ("address", "segment")), strict=True)
+        return {at: (first[one], second[one]) for at, one in blocks if at in addresses}
+
     @cached_property
     def rows(self) -> tuple[Sequence[int], ...]:
         """The columns alloc_event, free_event, size, stack and address of all allocations."""
@@ -333,16 +343,17 @@ def _rises_since(levels: Sequence[int]) -> int | None:
 # ---- Survivors ---------------------------------------------------------------------------
 
 
-def _survivors(trace: _Trace, rows: Sequence[int], is_live: bool) -> tuple[Survivor, ...]:
+def _survivors(
+    trace: _Trace, turn: Turn, rows: Sequence[int], is_live: bool
+) -> tuple[Survivor, ...]:
     places = trace.timeline.places
-    made, freed, sizes, stacks, addresses = trace.rows
+    _, freed, sizes, stacks, addresses = trace.rows
     categories = trace.timeline.categories
-    pools = [trace.timeline.events.codes(name) for name in ("pool_first", "pool_second")]
+    pools = trace.pools(turn.end - 1, {addresses[row] for row in rows})
     groups: dict[tuple[Place, str, tuple[int, int]], list[int]] = {}
     alive: dict[str, list[tuple[int, int]]] = {}
     for row in rows:
-        event, place = made[row], places[stacks[row]]
-        pool = (pools[0][event], pools[1][event])
+        place, pool = places[stacks[row]], pools.get(addresses[row], (0, 0))
         is_cache = categories.rule(row)[0] == "kv-cache"
         category = "KV cache" if is_cache else categories.name(row)
         groups.setdefault((place, category, pool), []).append(row)
@@ -674,7 +685,7 @@ def _phase_row(
     peak = max(turn.peak_allocated_bytes for turn in turns if turn.phase == name)
     last = next((turn for turn in reversed(same) if turn.has_ended), None)
     rows = [] if last is None else trace.survivors(last)
-    survivors = _survivors(trace, rows, is_live) if rows else ()
+    survivors = () if last is None else _survivors(trace, last, rows, is_live)
     pins = () if last is None else _pins(trace, last, rows)
     return PhaseRow(name, len(same), peak, survivors, _growth(trace, same), pins)
 
