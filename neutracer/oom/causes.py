@@ -1652,14 +1652,19 @@ def verdicts_of(case: Case, bill: Bill, trials: Trials) -> tuple[Verdict, ...]:
     return first if needs is None else ranked(trials, case, (*found, needs))
 
 
+# Causes by which the process has less room than the device.
+_OF_ROOM = ("process_cap", "non_torch")
+
+
 def _with_state(
     trials: Trials, case: Case, state: Verdict, found: list[Verdict]
 ) -> tuple[Verdict, ...]:
-    """The causes of a failure in the first step: a limit that can be raised comes before it, and
-    nothing has come round often enough to have piled up."""
+    """The causes of a failure in the first step: a limit that can be raised and memory that
+    others can give back come before it, and nothing has come round often enough to have piled
+    up."""
     kept = [one for one in found if one.kind not in ("leak", "cache_growth")]
     others = ranked(trials, case, kept)
-    raised = tuple(one for one in others if one.kind == "process_cap" and one.suffices)
+    raised = tuple(one for one in others if one.kind in _OF_ROOM and one.suffices)
     return (*raised, state, *(one for one in others if one not in raised))
 
 

@@ -140,10 +140,13 @@ class Engine:
         with neutracer.phase("profile"):
             self.profile()
         with neutracer.phase("KV"), torch.cuda.use_mem_pool(self.pool):
-            shape = (cache_bytes // PAGE, PAGE // 2)
-            self.kv_cache = torch.empty(shape, dtype=torch.float16, device="cuda")
+            self.kv_cache = self.allocate_kv_cache(cache_bytes)
         with neutracer.phase("capture"):
             self.capture()
+
+    def allocate_kv_cache(self, nbytes: int) -> Any:
+        shape = (nbytes // PAGE, PAGE // 2)
+        return torch.empty(shape, dtype=torch.float16, device="cuda")
 
     def turn(self, plants: dict[str, Plant]) -> None:
         for step in (self.rollout, self.sleep, self.train, self.wake, self.sync):
