@@ -24,9 +24,9 @@ FAILED = sorted((DATA / "oom").glob("*.pickle.xz"))
 
 
 @pytest.mark.parametrize("path", FAILED, ids=lambda path: path.name)
-@pytest.mark.parametrize("capacity", [None, "200GiB"])
-def test_terms_add_up_to_the_limit(path: Path, capacity: str | None) -> None:
-    why = neutracer.explain(path, capacity=capacity)
+@pytest.mark.parametrize("asked", [{}, {"request": "1GiB", "capacity": "200GiB"}], ids=len)
+def test_terms_add_up_to_the_limit(path: Path, asked: dict[str, str]) -> None:
+    why = neutracer.explain(path, capacity=asked.get("capacity"), request=asked.get("request"))
     terms = why.bill.terms
     assert sum(one.bytes for one in terms) == why.bill.limit_bytes
     assert all(min(one.bytes, one.stands, one.piled_up, one.this_round) >= 0 for one in terms)
