@@ -149,7 +149,7 @@ def _asked_phases(options: argparse.Namespace) -> Report:
 
 _EXPLAIN_EXAMPLE = """example:
   neutracer explain oom.pickle                        # why the last allocation failed
-  neutracer explain oom.pickle --capacity 24GiB       # on a device of this size
+  neutracer explain old.pickle --capacity 24GiB       # a file without its device's size
   neutracer explain snapshot.pickle --request 2GiB    # would that fit?
   neutracer explain slurm-4711.out                    # PyTorch's message in a log
   neutracer explain --fail-on leak,cycle_garbage oom.pickle   # for CI
@@ -177,7 +177,8 @@ def add_explain(commands: Any, summary: str) -> None:
     parser.add_argument(
         "--capacity",
         metavar="SIZE",
-        help='the size of the device, like "24GiB", if the file does not record it',
+        help='the size of the device, like "24GiB", if the file does not record it; with '
+        "--request of another device",
     )
     add_device(parser)
     parser.add_argument(

@@ -56,7 +56,7 @@ class BillTerm(PlainRow):
     Attributes:
         term: "others" (other processes), "not PyTorch's" (contexts and libraries), "unknown",
             "line" (blocks of one line of code), "waiting" (freed, another stream still uses
-            it), "free" (inside segments, of use to the request), "free elsewhere" (of other
+            it), "free" (inside segments, in the request's pool), "free elsewhere" (of other
             pools and streams) or "not reserved".
         bytes: The term; all together are the limit.
         place: The line of code; None for other terms.
@@ -239,7 +239,7 @@ _WORDS = {
     "others": "other processes",
     "unknown": "unknown: give capacity= (--capacity)",
     "waiting": "freed, but another stream still uses it",
-    "free": "free inside, of use to the request",
+    "free": "free inside, in the request's pool",
     "free elsewhere": "free in other pools and streams",
     "not reserved": "not reserved yet",
 }

@@ -242,6 +242,11 @@ def _request(why: ExplainReport) -> KeyValues:
         pairs.append(("by", why.place))
     if why.phase != "unknown":
         pairs.append(("phase", f"{why.phase}: {why.phase_why}"))
+    used, reserved = format_bytes(why.allocated_bytes), format_bytes(why.reserved_bytes)
+    pairs.append(("in use", f"{used} of the {reserved} that PyTorch had reserved"))
+    if why.garbage_bytes is not None:
+        held = format_bytes(why.garbage_bytes) if why.garbage_bytes else "nothing"
+        pairs.append(("garbage", f"{held} in reference cycles"))
     return KeyValues("The request", tuple(pairs))
 
 
@@ -278,8 +283,10 @@ def _step_notes(why: ExplainReport) -> tuple[str, ...]:
     step = why.step
     if step is None:
         return ("Replayed up to the request: no step had ended that shows the rest.",)
+    over = max((one.rounds_tried for one in why.trials), default=0)
+    last = f" over {format_count(over, f'more {step.unit}')}" if over else ""
     said = (
-        f"Replayed; {format_bytes(step.usable_bytes)} was available. "
+        f"Replayed{last}; {format_bytes(step.usable_bytes)} was available. "
         f"{format_count(step.steps, step.unit)} before it needed "
         f"{format_bytes(step.typical_bytes)} at the median, "
         f"{format_bytes(step.largest_bytes)} at most"

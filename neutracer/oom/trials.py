@@ -67,8 +67,8 @@ class Trial(PlainRow):
             where `rounds_tried` is 0, the request alone.
         rounds: How many rounds after the failing one end.
         rounds_tried: How many were tried; 0: the trace shows no round that ended.
-        bytes: The most that the process then reserves; where it does not pass, would reserve of
-            a device that has enough and little more.
+        bytes: The most that the process then reserves; where it does not pass, or has more memory,
+            would reserve of a device that has enough and little more.
     """
 
     change: str
@@ -211,7 +211,7 @@ class Trials:
         settings, options = self._options(change, limit, timing)
         found = program.run(settings, **options)
         failed, count = found["failed_event"], len(self._case.timeline or ())
-        if failed is not None:
+        if failed is not None or change.usable_bytes is not None:
             found = self._of_enough(program, settings, options)
         return Trial(
             change=change.text,
