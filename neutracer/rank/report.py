@@ -316,8 +316,8 @@ def _odd(odd: Odd) -> Finding:
 
 
 def _soon(rows: Sequence[RankRow]) -> list[Finding]:
-    """The rank whose memory is full first at its present growth."""
-    due = [row for row in rows if row.steps_to_oom is not None]
+    """The rank whose memory is full first at its present growth; one that ran out is named."""
+    due = [row for row in rows if row.steps_to_oom is not None and row.state != "out of memory"]
     first = min(due, key=lambda row: row.steps_to_oom or 0, default=None)
     if first is None or first.steps_to_oom is None or first.steps_to_oom > _SOON_STEPS:
         return []
