@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -155,16 +156,21 @@ def _parquet(snap: Snapshot, what: str, devices: Sequence[int], file: BinaryIO) 
             writer.write_table(part)
 
 
-def _sqlite(snap: Snapshot, devices: Sequence[int], file: BinaryIO) -> None:
-    # SQLite writes to files that it opens itself, and not in order.
-    with tempfile.TemporaryDirectory(prefix="neutracer-") as folder:
-        path = os.path.join(folder, "export.sqlite")
-        with closing(sqlite3.connect(path, isolation_level=None)) as database:
-            database.execute("PRAGMA journal_mode = OFF")
-            database.execute("PRAGMA synchronous = OFF")
-            database.execute("BEGIN")
-            _fill(database, snap, devices)
-            database.execute("COMMIT")
+def _sqlite(snap: Snapshot, devices: Sequence[int], out: str, file: BinaryIO) -> None:
+    # SQLite writes to files that it opens itself, and not in order: beside the one that it is for.
+    folder = os.path.dirname(os.path.abspath(out))
+    with tempfile.TemporaryDirectory(prefix=".neutracer-", suffix=".tmp", dir=folder) as inside:
+        path = os.path.join(inside, "export.sqlite")
+        try:
+            with closing(sqlite3.connect(path, isolation_level=None)) as database:
+                database.execute("PRAGMA journal_mode = OFF")
+                database.execute("PRAGMA synchronous = OFF")
+                database.execute("BEGIN")
+                _fill(database, snap, devices)
+                database.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            # The disk is full, or the file may not be so large.
+            raise OSError(errno.EIO, f"SQLite: {error}", out) from None
         with open(path, "rb") as made:
             shutil.copyfileobj(made, file, 1 << 20)
 
@@ -185,8 +191,13 @@ def _fill(database: sqlite3.Connection, snap: Snapshot, devices: Sequence[int]) 
             if "stack" in columns:
                 stacks.update(columns["stack"].numbers)
     database.execute("CREATE TABLE stacks (stack INTEGER PRIMARY KEY, frames TEXT)")
-    texts = ((stack, stack_text(snap.stacks[stack])) for stack in sorted(stacks - {NONE}))
+    texts = ((stack, _written(stack_text(snap.stacks[stack]))) for stack in sorted(stacks - {NONE}))
     database.executemany("INSERT INTO stacks VALUES (?, ?)", texts)
+
+
+def _written(text: str) -> str:
+    """A text as a database takes it: without unpaired surrogates, as of a file's name."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _sql_values(column: Column, first: int) -> Any:
@@ -196,7 +207,8 @@ def _sql_values(column: Column, first: int) -> Any:
         # SQLite has no unsigned integers.
         return numbers.cast("B").cast("q")
     if names is not None:
-        return [None if code == null else names[code] for code in numbers]
+        shown = [_written(one) for one in names]
+        return [None if code == null else shown[code] for code in numbers]
     return numbers if null is None else [None if one == null else one for one in numbers]
 
 
@@ -419,11 +431,17 @@ def _perfetto(
         file.writelines(_packets(snap, number, root + _TRACKS * number, base_ns))
 
 
+# Traces of torch.profiler are read whole.
+_MOST_OF_A_TRACE = 2 << 30
+
+
 def _kineto_base_ns(path: str | os.PathLike[str], begin_us: int, end_us: int) -> int:
     """Zero of a Kineto trace's clock, in nanoseconds since the epoch."""
     name = os.path.basename(path_name(path, "kineto"))
     with open(path, "rb") as file:
-        data = file.read()
+        data = file.read(_MOST_OF_A_TRACE + 1)
+    if len(data) > _MOST_OF_A_TRACE:
+        raise ValueError(f"{name} is larger than {format_bytes(_MOST_OF_A_TRACE)}")
     if data[:2] == b"\x1f\x8b":
         with suppress(EOFError, OSError, zlib.error):
             data = gzip.decompress(data)
@@ -533,7 +551,7 @@ def export(
             if to == "parquet":
                 _parquet(snap, what, devices, file)
             elif to == "sqlite":
-                _sqlite(snap, devices, file)
+                _sqlite(snap, devices, path, file)
             else:
                 _perfetto(snap, devices, kineto, file)
     return Path(path)

@@ -136,6 +136,33 @@ def test_address_above_the_signed_ones_is_kept(tmp_path: Path) -> None:
     database.close()
 
 
+def test_names_that_are_no_unicode_are_escaped(tmp_path: Path) -> None:
+    source = one_program()
+    frames = [{"filename": "caf\udce9.py", "line": 3, "name": "step\ud800"}]
+    for one in source["device_traces"][0]:
+        one["frames"] = frames
+    path = neutracer.export(dumped(source), "sqlite", tmp_path / "out")
+    with sqlite3.connect(path) as database:
+        ((text,),) = asked(database, "SELECT frames FROM stacks WHERE frames LIKE '%step%'")
+    database.close()
+    assert "caf\\udce9.py" in text
+    assert "step\\ud800" in text
+
+
+def test_full_disk_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr("neutracer.exporting._fill", fill)
+    out = tmp_path / "out.sqlite"
+    command = ["export", str(DATA / "frag_default.pickle"), "--to", "sqlite", "-o", str(out)]
+    assert main(command) == 2
+    assert "SQLite: database or disk is full" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 # ---- flame graphs ------------------------------------------------------------------------
 
 

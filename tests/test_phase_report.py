@@ -43,6 +43,14 @@ def cycle(fake: Any, sizes: list[int]) -> neutracer.Snapshot:
     return snap
 
 
+def test_a_name_that_is_no_unicode_is_escaped(fake: Any, tmp_path: Path) -> None:
+    with neutracer.record() as recording:
+        with neutracer.phase("caf\udce9"):
+            fake.hold(1 * MIB)
+        recording.save(tmp_path / "a.pickle")
+    assert [turn.phase for turn in neutracer.phases(tmp_path / "a.pickle").turns] == ["caf\\udce9"]
+
+
 def test_growth_by_one_line_is_exact(fake: Any) -> None:
     found = neutracer.phases(cycle(fake, [290, 37, 37, 37]))
     ends = [turn.end_allocated_bytes >> 20 for turn in found.turns if turn.phase == "sleep"]

@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -119,6 +121,7 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
 def _rehearse(options: argparse.Namespace) -> int:
     command = program_of(options)
     finding: Finding | None = None
+    threads = set(threading.enumerate())
     try:
         check_output(options.output, *([] if options.module else command[:1]))
         if options.largest_batch:
@@ -141,7 +144,17 @@ def _rehearse(options: argparse.Namespace) -> int:
         return complain_of(command[0], error)
     except (NeutracerError, ValueError) as error:
         return complain(str(error))
-    return _finish(run, options, finding)
+    return _ended(_finish(run, options, finding), threads)
+
+
+def _ended(code: int, before: Collection[threading.Thread]) -> int:
+    """The exit code; threads that the program did not come to end would keep the process."""
+    left = [one for one in threading.enumerate() if one not in before and not one.daemon]
+    if left:
+        complain(f"{format_count(len(left), 'thread')} of the program had not ended yet")
+        sys.stdout.flush()
+        os._exit(code)
+    return code
 
 
 def _finish(run: Any, options: argparse.Namespace, finding: Finding | None) -> int:

@@ -389,7 +389,8 @@ def phase(name: str) -> Phase:
     """
     if not text("name", name):
         raise ValueError("a phase's name must not be empty")
-    return Phase(name)
+    # Names that `os.fsdecode` made of other bytes are no text of a file.
+    return Phase(name.encode("utf-8", "backslashreplace").decode())
 
 
 class Phase(StaysHere, instead="it measures this process: send its .peak_bytes"):

@@ -101,6 +101,9 @@ def _replayed(case: Case, trials: Trials) -> SettingsAdvice:
 
 def _passed(case: Case, trial: Trial) -> str:
     if not trial.rounds_tried or case.rounds is None:
+        begins = case.timeline.facts["start_bytes"][0] if case.timeline is not None else 0
+        if begins:
+            return "it may have fitted (replayed; blocks from before the trace stay where they are)"
         return "it would have fitted (replayed exactly)"
     rounds = format_count(trial.rounds, f"more {case.rounds.unit}")
     return f"it fits, and so do {rounds} (replayed)"

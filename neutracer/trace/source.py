@@ -774,8 +774,8 @@ def open_source(source: SnapshotSource) -> Iterator[Any]:
 def source_path(source: SnapshotSource) -> str:
     """The absolute path of a source, or ""."""
     name = source if isinstance(source, (str, os.PathLike)) else getattr(source, "name", "")
-    known = isinstance(name, (str, bytes, os.PathLike)) and name not in ("", b"", "-")
-    return os.path.abspath(os.fsdecode(name)) if known else ""
+    name = os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else ""
+    return os.path.abspath(name) if name not in ("", "-") else ""
 
 
 def _first_bytes(file: BinaryIO) -> bytes:

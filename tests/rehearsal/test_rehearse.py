@@ -6,6 +6,8 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -702,3 +704,26 @@ def test_another_torch_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(build, "_loaded", [])
     with pytest.raises(neutracer.UnavailableError, match=r"they need torch 2\.11"):
         neutracer.rehearse(linear())
+
+
+WITH_A_THREAD = """
+import queue, threading, torch
+messages = queue.Queue()
+threading.Thread(target=messages.get).start()
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=.1)
+for _ in range(100):
+    model(torch.randn(4, 8, device="cuda")).sum().backward()
+    optimizer.step()
+messages.put(None)
+"""
+
+
+def test_thread_that_the_program_would_end_keeps_nothing(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(WITH_A_THREAD, encoding="utf-8")
+    words = ["-m", "neutracer", "rehearse", "-o", str(tmp_path / "out.pickle"), str(program)]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "it fits" in " ".join(done.stdout.split())
+    assert "1 thread of the program had not ended" in done.stderr

@@ -178,3 +178,11 @@ def test_refused_pickles_name_their_opcode():
         neutracer.load(b"\x80\x04cos\nsystem\n(X\x02\x00\x00\x00idtR.")
     assert "GLOBAL" in caught.value.reason
     assert caught.value.offset == 2
+
+
+def test_bytes_and_text_are_not_compared() -> None:
+    ask = "import sys, neutracer; print(neutracer.report(sys.argv[1]).to_dict()['schema'])"
+    command = [sys.executable, "-bb", "-c", ask, str(DATA / "frag_default.pickle")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert done.returncode == 0
