@@ -170,7 +170,10 @@ def sentence(error: BaseException) -> str:
 
 
 def _summary(error: BaseException) -> str:
-    text = str(error).strip()
+    try:
+        text = str(error).strip()
+    except Exception:  # The program's own.
+        text = ""
     first = text.splitlines()[0].strip().rstrip(".") if text else ""
     return first if len(first) <= _MOST else f"{first[:_MOST]}..."
 

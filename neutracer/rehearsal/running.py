@@ -13,10 +13,11 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -369,6 +370,18 @@ class _Steps:
         self.run.requests.annotate("START", f"step {made}")
 
 
+def _leaving(leave: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+    """`os._exit` of a program whose rehearsal is still to be told; a fork leaves as it did."""
+    own = os.getpid()
+
+    def exit_now(code: int) -> NoReturn:
+        if os.getpid() == own and threading.current_thread() is threading.main_thread():
+            raise SystemExit(code)
+        leave(code)
+
+    return exit_now
+
+
 @contextmanager
 def _caught(found: list[BaseException]) -> Iterator[None]:
     """Collects exceptions that end the program instead of printing a traceback."""
@@ -395,7 +408,11 @@ def rehearse_script(run: Run, arguments: Sequence[str], *, module: bool = False)
         hook = register_optimizer_step_post_hook(_Steps(run, run.steps))
         run.requests.annotate("START", "step 0")
         try:
-            with unwritten(tracing.notes) as patches, replaced(patches), _caught(found):
+            with (
+                unwritten(tracing.notes) as patches,
+                replaced([*patches, (os, "_exit", _leaving(os._exit))]),
+                _caught(found),
+            ):
                 code = run_program(arguments, module=module, exits=exits)
         finally:
             hook.remove()

@@ -18,6 +18,7 @@ import pytest
 import neutracer
 from neutracer.rehearsal.cards import find_card
 from neutracer.rehearsal.rehearse import search
+from neutracer.rehearsal.requests import sentence
 
 torch = pytest.importorskip("torch", reason="needs torch, which is not installed here")
 
@@ -727,3 +728,23 @@ def test_thread_that_the_program_would_end_keeps_nothing(tmp_path: Path) -> None
     assert done.returncode == 0
     assert "it fits" in " ".join(done.stdout.split())
     assert "1 thread of the program had not ended" in done.stderr
+
+
+@pytest.mark.parametrize(("code", "said"), [(0, "it fits"), (3, "ended itself")])
+def test_program_that_leaves_at_once_is_told(code: int, said: str, tmp_path: Path) -> None:
+    program, out = tmp_path / "train.py", tmp_path / "out.pickle"
+    text = f"import os, torch\nkept = torch.ones(1 << 20, device='cuda')\nos._exit({code})\n"
+    program.write_text(text, encoding="utf-8")
+    words = ["-m", "neutracer", "rehearse", "-o", str(out), str(program)]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == (2 if code else 0)
+    assert said in " ".join((done.stdout + done.stderr).split())
+    assert out.exists()
+
+
+def test_error_without_words_is_told_by_its_name() -> None:
+    class Mute(RuntimeError):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert sentence(Mute()) == "the program failed: Mute"
