@@ -743,8 +743,8 @@ def test_program_that_leaves_at_once_is_told(code: int, said: str, tmp_path: Pat
 
 
 def test_error_without_words_is_told_by_its_name() -> None:
-    class Mute(RuntimeError):
+    class MuteError(RuntimeError):
         def __str__(self) -> str:
             raise ValueError
 
-    assert sentence(Mute()) == "the program failed: Mute"
+    assert sentence(MuteError()) == "the program failed: MuteError"
