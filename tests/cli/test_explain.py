@@ -103,7 +103,7 @@ def test_help_shows_an_example(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["explain", "--help"])
     assert caught.value.code == 0
-    assert "neutracer explain oom.pickle --capacity 24GiB" in capsys.readouterr().out
+    assert "neutracer explain old.pickle --capacity 24GiB" in capsys.readouterr().out
 
 
 def test_damaged_json_beside_is_a_finding(tmp_path: Path, capsys: Capture) -> None:
