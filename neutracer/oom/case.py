@@ -482,11 +482,18 @@ class Case:
         """What was piled up step after step; None where nothing was, or it is not known."""
         return self._growth_over(self.rounds)
 
+    @cached_property
+    def _growths(self) -> dict[Rounds | None, Growth | None]:
+        return {}
+
     def _growth_over(self, rounds: Rounds | None) -> Growth | None:
         if self.timeline is None:
             return None
-        knows_garbage = self.facts.garbage_bytes is not None
-        return growth_of(self.snap, self.timeline, rounds, self.at, since_fall=knows_garbage)
+        if rounds not in self._growths:
+            knows = self.facts.garbage_bytes is not None
+            found = growth_of(self.snap, self.timeline, rounds, self.at, since_fall=knows)
+            self._growths[rounds] = found
+        return self._growths[rounds]
 
     @property
     def usable(self) -> int:

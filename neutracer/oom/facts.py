@@ -357,25 +357,13 @@ def budget_of(
     Raises:
         ValueError: The request failed on a device of another size.
     """
-    known = facts.device_total_bytes
-    total = known if capacity is None else capacity
+    total = facts.device_total_bytes if capacity is None else capacity
     free = _device_free(snap, device, failure, facts, reserved)
-    if capacity is not None and failure.happened and known not in (None, capacity):
-        raise ValueError(
-            f"the device had {format_bytes(known or 0)}, by the JSON beside the file: ask "
-            "neutracer.what_if() (neutracer what-if) about another capacity, or give a request"
-        )
-    if capacity is not None:
-        left = max(capacity - reserved, 0)
-        # Another device has less or more to spare; what is not PyTorch's is the same.
-        more = 0 if known is None else capacity - known
-        free = left if free is None else min(max(free + more, 0), left)
-    segment = failure.segment_size(int(snap.settings_in_force["large_segment_size"]))
     limit, guessed = facts.limit_bytes, False
+    if capacity is not None:
+        free, limit = _on_device_of(capacity, failure, facts, free, reserved)
+    segment = failure.segment_size(int(snap.settings_in_force["large_segment_size"]))
     share = float(snap.settings_in_force["per_process_memory_fraction"])
-    if capacity is not None and limit is not None and known and limit > known - UNIT:
-        # It was all of the recorded device.
-        limit = None
     if limit is None and total is not None and share < 1.0:
         limit = int(total * share)
     may_guess = failure.event is not None and free is not None and free >= segment
@@ -392,6 +380,25 @@ def budget_of(
         limit = None
     process, others = facts.process_bytes, facts.others_bytes
     return Budget(reserved, free, limit, guessed, total, process, others, capacity)
+
+
+def _on_device_of(
+    capacity: int, failure: Failure, facts: OomFacts, free: int | None, reserved: int
+) -> tuple[int, int | None]:
+    """What a device of so many bytes has left, and the limit there. Another device than the
+    recorded one has less or more to spare; what is not PyTorch's is the same."""
+    known, limit, left = facts.device_total_bytes, facts.limit_bytes, max(capacity - reserved, 0)
+    if known is None:
+        return left if free is None else min(free, left), limit
+    if failure.happened and capacity != known:
+        raise ValueError(
+            f"the device had {format_bytes(known)}, by the JSON beside the file: ask "
+            "neutracer.what_if() (neutracer what-if) about another capacity, or give a request"
+        )
+    if limit is not None and limit > known - UNIT:
+        # It was all of the recorded device.
+        limit = None
+    return left if free is None else min(max(free + capacity - known, 0), left), limit
 
 
 def _device_free(

@@ -545,23 +545,21 @@ def _growers(
     """The stacks that hold more and more, with what they do, and where that is."""
     found, others = [], {}
     for code, rows in lasting.items():
-        grower, at = _grower(snap, timeline, code, rows, begins, since_fall)
-        if grower is not None:
-            found.append((role_of(snap.stacks[code]), grower, at))
-        else:
+        one = _grower(snap, timeline, code, rows, begins, since_fall)
+        if one is None:
             others[code] = rows
-    for code, rows in _by_site(timeline, others).items():
-        grower, at = _grower(snap, timeline, code, rows, begins, since_fall)
-        if grower is not None:
-            found.append((role_of(snap.stacks[code]), grower, at))
-    return found
+        else:
+            found.append(one)
+    merged = _by_site(timeline, others).items()
+    more = (_grower(snap, timeline, code, rows, begins, since_fall) for code, rows in merged)
+    return [*found, *(one for one in more if one is not None)]
 
 
 def _by_site(
     timeline: Timeline, lasting: dict[int, list[tuple[int, ...]]]
 ) -> dict[int, list[tuple[int, ...]]]:
-    """Of each line of a library that several lines call, and which may make anew for one what it
-    made for another, the rows of all; under the stack that made its newest."""
+    """Of each line of code that has several stacks, and may make anew in one what it made in
+    another, the rows of all; under the stack that made its newest."""
     sites: dict[Place, list[int]] = {}
     for code in lasting:
         sites.setdefault(replace(timeline.places[code], caller=""), []).append(code)
@@ -581,8 +579,9 @@ def _grower(
     rows: list[tuple[int, ...]],
     begins: Sequence[int],
     since_fall: bool,
-) -> tuple[Grower | None, list[int]]:
-    """What one stack holds more of in every step, or in every one since it was let go of last."""
+) -> tuple[Role, Grower, list[int]] | None:
+    """What one stack holds more of in every step, or in every one since it was let go of last: what
+    it does, that, and where it is."""
     c = timeline.allocations
     sizes, addresses = c.codes("size"), c.codes("address")
     bytes_by, last = [0] * (len(begins) + 1), len(begins) - 2
@@ -598,10 +597,10 @@ def _grower(
         begin = ends[-1] if ends else 0
         is_highest = max(held[:begin], default=math.inf) * _HIGHER <= held[-1]
         if not is_highest or len(held) - begin < _FEWEST_SINCE:
-            return None, []
+            return None
         held = held[begin:]
     if not rises(held) or now < _STILL * held[-1]:
-        return None, []
+        return None
     stack = snap.stacks[code]
     role = role_of(stack)
     grower = Grower(
@@ -618,8 +617,8 @@ def _grower(
         stack,
     )
     if ends and grower.by_size:
-        return None, []
-    return grower, [addresses[row] for row, _, high in rows if high == len(begins)]
+        return None
+    return role, grower, [addresses[row] for row, _, high in rows if high == len(begins)]
 
 
 def _is_made_anew(

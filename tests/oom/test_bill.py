@@ -186,6 +186,9 @@ def test_the_first_step_of_an_optimizer_is_named() -> None:
     why = explained(recording, device_total_bytes=1024 * MiB)
     assert why.verdicts[0].message.startswith("the first optimizer step makes its state: 256 MiB")
     assert why.verdicts[0].remedy.action == "shard_state"
+    # Where others have the rest of a larger device, that is in the way first.
+    why = explained(recording, device_total_bytes=4096 * MiB)
+    assert [one.kind for one in why.verdicts[:2]] == ["non_torch", "capacity"]
 
 
 @pytest.mark.parametrize("handling", ["OutOfMemoryError of run (train.py:41)", ""])

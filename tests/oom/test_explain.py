@@ -11,7 +11,17 @@ import pytest
 from bundle import DATA, NAMES, OOMS, snapshot
 from gpu.oom_programs import PROGRAMS
 from oom_model import DEVICE, ended
-from oom_snapshots import BASE, MIB, Recording, checkered, explained, full, looping
+from oom_snapshots import (
+    BASE,
+    MIB,
+    STACKS,
+    Recording,
+    checkered,
+    explained,
+    frame,
+    full,
+    looping,
+)
 from small_snapshots import dumped, event, two_devices
 
 import neutracer
@@ -428,6 +438,56 @@ def test_facts_stand_in_for_the_trace(tmp_path: Path) -> None:
     assert report.place.line == 9
     assert report.event is None
     assert "No history was recorded" in words(report)
+
+
+@pytest.mark.parametrize(
+    ("stack", "holder", "said"),
+    [
+        ("cache", "store.entries (slices of 3.7 % of what they keep)", "clone() what is kept"),
+        ("cache", "store.entries", "drop what is no longer needed"),
+        (
+            "library",
+            "frame simulate (train.py:3) → bm._cache[<Interval>]",
+            "an option of the object",
+        ),
+        ("library", "store.entries", "drop what is no longer needed"),
+        ("cache", "store._entries[3]", "drop what is no longer needed"),
+    ],
+)
+def test_advice_on_a_leak_is_for_its_holder(
+    stack: str, holder: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = [frame("remember", "/x/site-packages/lib/cache.py", 9), frame("main", "train.py", 3)]
+    monkeypatch.setitem(STACKS, "library", frames)
+    recording = Recording()
+    for number in range(12):
+        recording.metadata = f"step {number}"
+        recording.free(recording.own(40, "forward"))
+        recording.own(10, stack)
+    recording.metadata = "step 12"
+    recording.oom(10, 0, stack)
+    line = explained(recording).verdicts[0].evidence[0].place
+    report = explained(recording, holders=((str(line), holder),))
+    assert kinds(report)[0] == "leak"
+    assert said in report.verdicts[0].advice[0].text
+
+
+def test_request_says_what_was_in_use_and_what_garbage_held() -> None:
+    recording = full()
+    recording.oom(100, device_free=30)
+    text = words(explained(recording, garbage_bytes=0))
+    assert "in use 200 MiB of the 200 MiB that PyTorch had reserved" in text
+    assert "garbage nothing in reference cycles" in text
+    assert "garbage 30 MiB in reference" in words(explained(recording, garbage_bytes=30 * MIB))
+    assert "in reference cycles" not in words(explained(recording))
+
+
+def test_setting_from_the_blocks_of_a_window_is_no_proof() -> None:
+    """The trace's first blocks stay where they are, as under the settings that were recorded."""
+    path = DATA / "frag_default.pickle"
+    assert "replayed exactly" not in words(
+        neutracer.explain(neutracer.load(path, events=(2365, 2375)))
+    )
 
 
 def test_facts_of_another_failure_are_left_out(tmp_path: Path) -> None:

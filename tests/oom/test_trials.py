@@ -174,3 +174,11 @@ def test_a_pile_comes_before_a_limit_that_lasts_for_the_rounds_that_are_replayed
     report = explained(leaking(free=16_000), limit_bytes=160 * MIB)
     finishing = [one.kind for one in report.verdicts if one.finishes]
     assert finishing == ["leak", "process_cap"]
+
+
+def test_a_trial_with_more_memory_needs_what_the_program_needs() -> None:
+    """Where nothing is ever short, nothing that is cached is given back."""
+    report = neutracer.explain(DATA / "frag_default.pickle")
+    more = next(one for one in report.trials if one.cost == "card")
+    assert more.passes
+    assert more.bytes == report.trials[0].bytes
