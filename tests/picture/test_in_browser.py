@@ -12,6 +12,7 @@ import pytest
 from chromium import PROGRAM, Browser
 from hostile_names import HOSTILE_NAMES
 from places import TESTS
+from small_snapshots import event as trace_event
 from small_snapshots import one_program, two_devices
 
 import neutracer
@@ -643,6 +644,26 @@ def test_list_of_events_follows_the_cursor(browser, page):
     assert 100 < browser.value(f"{box}.y") < 780
     go(browser, "tab=events&e=20")
     until(browser, chosen, "20")
+
+
+def test_failed_request_is_as_wide_as_its_panel(browser, tmp_path):
+    """And its size is rounded as the command rounds it: 12.25 to even."""
+    plain = one_program()
+    names = [
+        "/x/site-packages/timm/models/resnet.py",
+        "/a/a_program_with_a_long_name_of_its_own.py",
+    ]
+    frames = [{"name": "forward", "filename": name, "line": 146} for name in names]
+    plain["device_traces"][0].append(
+        trace_event("oom", 0, 49 << 18, 1050, frames=frames, device_free=0)
+    )
+    report = neutracer.explain(pickle.dumps(plain))
+    ready(browser, view(pickle.dumps(plain), tmp_path / "page.html"))
+    until(browser, "document.querySelector('#panel h2')?.innerText", "The request that failed")
+    text = browser.value("document.querySelector('#panel').innerText")
+    assert format_bytes(report.request_bytes) in text
+    assert "a_program_with_a_long_name_of_its_own.py:146" in text
+    assert browser.value("(p => p.scrollWidth <= p.clientWidth)(document.querySelector('#panel'))")
 
 
 @pytest.mark.parametrize("width", [420, 1400])

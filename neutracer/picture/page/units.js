@@ -9,7 +9,7 @@ export const deviceName = (number) => (number === HOST ? "pinned host memory" : 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 const FORMATS = [0, 1, 2, 3].map((places) => new Intl.NumberFormat("en-US", {
-  minimumFractionDigits: places, maximumFractionDigits: places,
+  minimumFractionDigits: places, maximumFractionDigits: places, roundingMode: "halfEven",
 }));
 
 // A number with so many places, 3 at most.
