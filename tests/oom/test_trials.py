@@ -6,12 +6,16 @@ from __future__ import annotations
 import json
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from bundle import DATA
 from oom_snapshots import MIB, Recording, explained
 
 import neutracer
+from neutracer.oom.case import Verdict
+from neutracer.oom.causes import _rank
 from neutracer.oom.trials import COSTS, Trial
 
 
@@ -182,3 +186,11 @@ def test_a_trial_with_more_memory_needs_what_the_program_needs() -> None:
     more = next(one for one in report.trials if one.cost == "card")
     assert more.passes
     assert more.bytes == report.trials[0].bytes
+
+
+@pytest.mark.parametrize(("rounds", "first"), [(92, "leak"), (0, "capacity")])
+def test_what_takes_it_further_comes_before_that_it_needs_more(rounds: int, first: str) -> None:
+    case: Any = SimpleNamespace(growth=None, still_grows=True)
+    leak = Verdict("leak", 3 << 30, (), (), suffices=True, finishes=False, headroom_steps=rounds)
+    needs = Verdict("capacity", 8 << 20, (), (), suffices=True)
+    assert min((needs, leak), key=lambda one: _rank(case, one)).kind == first
