@@ -602,7 +602,7 @@ def leak(case: Case) -> Verdict | None:
     if growth is None or growth.by_size:
         return None
     message = (
-        f"leak: {format_bytes(growth.bytes)} piled up over {_over(growth)} "
+        f"leak: {format_bytes(growth.piled_up)} piled up over {_over(growth)} "
         f"({format_bytes(growth.bytes_per_step)} each)"
     )
     advice, remedy = _leak_advice(case, growth)

@@ -414,6 +414,11 @@ class Growth:
         return max(one.steps for one in self.growers)
 
     @property
+    def piled_up(self) -> int:
+        """By how much it grew over them; the rest was there before, as of a longer history."""
+        return min(self.bytes, sum(one.bytes_per_step * one.steps for one in self.growers))
+
+    @property
     def falls(self) -> int:
         """How often it was let go of before; 0: never, or not of all of it."""
         return min(one.falls for one in self.growers)
@@ -525,12 +530,13 @@ def _lasting_rows(timeline: Timeline, begins: Sequence[int]) -> dict[int, list[t
     found: dict[int, list[tuple[int, ...]]] = {}
     for row, (made, freed, stack) in enumerate(zip(*columns, strict=True)):
         # What was freed before the trace (-2) still waits for a stream.
-        if stack == NONE or freed == -2:
+        if freed == -2:
             continue
         low = bisect_right(begins, made)
         high = len(begins) if freed < 0 else bisect_right(begins, freed)
         if low < high:
-            found.setdefault(stack, []).append((row, low, high))
+            # Backward's threads record no stack, or an empty one, of the same block.
+            found.setdefault(0 if stack == NONE else stack, []).append((row, low, high))
     return found
 
 
@@ -591,7 +597,8 @@ def _grower(
     *held, now = accumulate(bytes_by[:-1])
     # A line that the program comes to late has its own beginning.
     born = next((at for at, size in enumerate(held) if size), 0)
-    held = held[born if len(held) - born >= _FEWEST_SINCE else 0 :]
+    born = born if len(held) - born >= _FEWEST_SINCE else 0
+    held = held[born:]
     ends = _ends(held) if since_fall else []
     if since_fall:
         begin = ends[-1] if ends else 0
@@ -608,7 +615,8 @@ def _grower(
         held[-1],
         sum(low <= last < high for _, low, high in rows),
         (held[-1] - held[0]) // (len(held) - 1),
-        len(held),
+        # The first of these values is of before the first step, or of its end.
+        len(held) - (0 if born and not ends else 1),
         _is_made_anew(sizes, rows, last - len(held) // 2, last),
         role is Role.MODULE,
         role is Role.BUILD,

@@ -41,6 +41,12 @@ _PARTS = 16
 # What grows or shrinks with the size of a step; gradients, parameters and state do not.
 _SCALED = ("input", "temporary", "activation", "autograd_detail", "unknown")
 
+# As many rounds come again in turn, the core's NT_SEQUEL_REPEATED.
+_REPEATED = 10
+
+# What steps use until others replace it.
+_STATE = ("parameter", "gradient", "optimizer_state")
+
 # The core's numbers of when blocks that other streams used are free again.
 _TIMINGS = (0, 1, 2)
 
@@ -411,23 +417,36 @@ class Trials:
 
     def release(self, text: str, addresses: Collection[int]) -> Trial | None:
         """Blocks in use at the failure freed at the end of the round that made each, and the like
-        of them in the rounds after; None where the trace made none of them."""
+        of them in the rounds after; None where the trace made none of them.
+
+        Parameters, gradients and optimizer state are used until the line of the first of them
+        makes another; the newest stay, but for those of rounds that come again, which bring others
+        each time.
+        """
         case, timeline = self._case, self._case.timeline
         if timeline is None:
             return None
-        made, at = (timeline.allocations.codes(name) for name in ("alloc_event", "address"))
+        names = ("alloc_event", "address", "stack")
+        made, at, stacks = map(timeline.allocations.codes, names)
         begins = case.rounds.begins if case.rounds is not None else (self._event,)
-        ends = array("i", [-1]) * len(timeline)
-        count = 0
-        for row in case.live_rows:
+        rows = [row for row in case.live_rows if at[row] in addresses and made[row] >= 0]
+        ends, codes = array("i", [-1]) * len(timeline), timeline.categories.codes
+        state = [row for row in rows if codes[row] in _codes(_STATE)]
+        first = stacks[state[0]] if state else NONE
+        starts = sorted({bisect_right(begins, made[row]) for row in state if stacks[row] == first})
+        for row in rows:
             number = bisect_right(begins, made[row])
-            if at[row] in addresses and made[row] >= 0:
-                # A block of the failing round is what a round holds; without it that one is free.
-                end = begins[number] if number < len(begins) else self._event
-                # A free stands behind the event that it follows: still in the round.
-                ends[made[row]] = max(end - 2, made[row])
-                count += 1
-        return self.run(Change(text, "line", ends=ends)) if count else None
+            # A block of the failing round is what a round holds; without it that one is free.
+            end = begins[number] if number < len(begins) else self._event
+            if codes[row] in _codes(_STATE):
+                after = bisect_right(starts, number)
+                if after < len(starts):
+                    end = begins[starts[after] - 1]
+                elif not 0 < len(begins) - number <= _REPEATED:
+                    continue
+            # A free stands behind the event that it follows: still in the round.
+            ends[made[row]] = max(end - 2, made[row])
+        return self.run(Change(text, "line", ends=ends)) if rows else None
 
     def bounded(self, text: str) -> Trial | None:
         """What is made anew, larger each time, kept at its first size; None: nothing is."""

@@ -57,6 +57,35 @@ def test_what_is_kept_now_and_then_rises(every: int) -> None:
     assert rises([step // every for step in range(60)])
 
 
+def test_blocks_without_a_stack_pile_up_whether_they_are_freed_later_or_not() -> None:
+    """A block in use has an empty stack, one that is gone has none."""
+    recording = Recording()
+    for number in range(20):
+        recording.metadata = f"step {number}"
+        made = [recording.own(8, "cache"), recording.own(16, "")]
+    recording.oom(8, device_free=0, stack="cache")
+    at_the_error = explained(recording).verdicts[0]
+    for block in (*recording.live,):
+        recording.free(block)
+    later = explained(recording).verdicts[0]
+    assert len(made) == 2
+    assert at_the_error.message == later.message
+    assert "456 MiB piled up over 19 steps (24 MiB each)" in later.message
+
+
+def test_what_was_there_before_the_trace_did_not_pile_up_in_it() -> None:
+    recording = Recording()
+    old = [recording.own(100, "cache") for _ in range(3)]
+    recording.trace.clear()
+    steps_of(recording, [10] * 12, keep=5)
+    recording.metadata = "step 12"
+    recording.oom(10, device_free=0, stack="forward")
+    first = explained(recording).verdicts[0]
+    assert len(old) == 3
+    assert "60 MiB piled up over 12 steps (5 MiB each)" in first.message
+    assert first.bytes == 360 * MIB
+
+
 # ---- what a step needs ---------------------------------------------------------------------
 
 

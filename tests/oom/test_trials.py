@@ -50,6 +50,21 @@ def test_what_is_let_go_of_lasts_for_as_many_rounds_again() -> None:
     assert report.verdicts[0].headroom_bytes == 160 * MIB - found.bytes
 
 
+def test_what_is_let_go_of_leaves_the_newest_model() -> None:
+    """Steps use it until the next one is there."""
+    recording = Recording()
+    recording.free(scratch := recording.own(60, "forward"))
+    for number in range(48):
+        recording.metadata = f"step {number}"
+        is_new = number % 12 == 0
+        if is_new:
+            recording.own(100, "build")
+        recording.free(recording.alloc(scratch, 20 if is_new else 60, "forward"))
+    recording.metadata = "step 48"
+    recording.fail(100, 0, "build")
+    assert trial(explained(recording), "line").bytes == (100 + 100) * MIB
+
+
 def test_the_program_as_it_is_comes_first_and_needs_more() -> None:
     first = explained(leaking()).trials[0]
     assert (first.change, first.cost, first.passes, first.rounds) == ("as it is", "", False, 0)
