@@ -560,14 +560,21 @@ class Case:
         Of garbage of one shape one example's addresses are known: where one of the lines that
         grow made such, and garbage holds about as much as grew, it is that. Of cycles that hold
         each other in a chain only the first is unreachable yet: there all lines that grew much
-        made garbage.
+        made garbage, and no name leads to what they made.
         """
         growth, held = self.growth, self.facts.garbage_bytes or 0
         if growth is None or not held:
             return False
         lines = {place for place, _, _ in self.garbage_made}
-        made = sum(one.bytes for one in growth.growers if one.place in lines)
-        return made > 0 and (2 * held >= growth.bytes or made >= _ALL_OF_IT * growth.bytes)
+        made = [one for one in growth.growers if one.place in lines]
+        loose = sum(one.bytes for one in made if not self._is_named(one.place))
+        is_most = bool(made) and 2 * held >= growth.bytes
+        return is_most or loose >= _ALL_OF_IT * growth.bytes
+
+    def _is_named(self, place: Place) -> bool:
+        """Whether names of the program lead to most blocks of a line, in the process."""
+        said = dict(self.facts.holders).get(str(place), "")
+        return bool(said) and not said.startswith(_NO_NAME)
 
     @cached_property
     def demand(self) -> Demand | None:

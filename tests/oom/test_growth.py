@@ -213,3 +213,27 @@ def test_only_activations_of_a_training_are_said_to_hang_on_a_graph() -> None:
     blocks = explained(recording).verdicts[0]
     assert blocks.kind == "leak"
     assert blocks.advice[0].text.startswith("drop what is no longer needed, move it to the CPU")
+
+
+@pytest.mark.parametrize(
+    ("held", "is_leak"),
+    [
+        ("frame main (train.py:3) → log.rounds", True),
+        ("garbage: only Python's collector frees it", False),
+    ],
+)
+def test_what_a_name_leads_to_is_no_garbage_though_its_line_makes_some(
+    held: str, is_leak: bool
+) -> None:
+    recording = Recording()
+    steps_of(recording, [10] * 20, keep=20)
+    newest = max(recording.live)
+    recording.metadata = "step 20"
+    recording.oom(10, device_free=0, stack="forward")
+    report = explained(
+        recording,
+        garbage_bytes=20 * MIB,
+        garbage_addresses=frozenset({newest}),
+        holders=(("cache (work.py:44)", held),),
+    )
+    assert ("leak" in [one.kind for one in report.verdicts]) == is_leak
