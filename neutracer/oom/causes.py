@@ -869,8 +869,9 @@ def _let_go(case: Case, place: Place, of_modules: bool) -> Note:
             "keep no graph from step to step: detach() what is kept or handed on, keep numbers "
             "(loss.item()), or run what no backward pass goes through under torch.no_grad()"
         )
-    if place.package and "._" in chain.rsplit(" → ", 1)[-1]:
-        # Inside of a library's object nothing is the program's to drop.
+    kept, inside, _ = chain.rsplit(" → ", 1)[-1].partition("._")
+    if place.package and inside and "[…]" not in kept:
+        # Inside of a library's object nothing is the program's to drop; a list of such objects is.
         text = f"bound what {place.package} keeps by an option of the object, or make it anew, or"
         return Note(f"{text} clear it, in {chain}")
     return Note(f"{text} in {chain}") if chain else Note(f"{text}:", place)
@@ -1318,8 +1319,8 @@ _SIGNATURES = (
     (
         "/torch/optim/lbfgs.py",
         "step",
-        "pass history_size= to torch.optim.LBFGS: it keeps two vectors as large as all parameters "
-        "for each of the last 100 iterations, the default",
+        "pass a smaller history_size= to torch.optim.LBFGS: it keeps two vectors as large as all "
+        "parameters for each of the last history_size iterations (100 by default)",
     ),
     (
         "/torchmetrics/metric.py",

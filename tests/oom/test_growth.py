@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from oom_snapshots import MIB, Recording, explained
 
 import neutracer
 from neutracer.oom.case import ACTIONS, KINDS
+from neutracer.oom.causes import _let_go
 from neutracer.oom.steps import demand_of, rises, rounds_before
+from neutracer.render.document import Place
 
 
 def steps_of(recording: Recording, sizes: list[float], keep: float = 0) -> None:
@@ -237,3 +241,18 @@ def test_what_a_name_leads_to_is_no_garbage_though_its_line_makes_some(
         holders=(("cache (work.py:44)", held),),
     )
     assert ("leak" in [one.kind for one in report.verdicts]) == is_leak
+
+
+@pytest.mark.parametrize(
+    ("chain", "said"),
+    [
+        ('frame main → log.rounds[…]["belief"]._covar.tensor', "drop what is no longer needed"),
+        ("frame main → store._params[…].grad", "by an option of the object"),
+    ],
+)
+def test_list_of_the_program_is_its_own_to_clear_whatever_is_in_it(chain: str, said: str) -> None:
+    timeline = SimpleNamespace(passes=SimpleNamespace(backward=()))
+    phase = SimpleNamespace(name="inference")
+    case: Any = SimpleNamespace(holder_of=lambda place: chain, timeline=timeline, phase=phase)
+    place = Place("forward", "scale_kernel.py", 118, package="gpytorch")
+    assert said in _let_go(case, place, of_modules=False).text

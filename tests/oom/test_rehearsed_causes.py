@@ -379,7 +379,7 @@ def shares(report: neutracer.reports.ExplainReport) -> list[float]:
 @pytest.mark.filterwarnings("ignore:Converting a tensor:UserWarning")
 def test_history_of_lbfgs_is_named() -> None:
     first = ran_out(fitted_by_lbfgs, 60)
-    assert "pass history_size=" in first.advice[0].text
+    assert "pass a smaller history_size=" in first.advice[0].text
     assert first.remedy is not None
     assert first.remedy.action == "configure"
 
