@@ -49,6 +49,12 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.fixture(scope="module", autouse=True)
+def aside() -> None:
+    """What earlier files have imported and made is set aside too."""
+    isolation.set_aside()
+
+
 @pytest.fixture(autouse=True)
 def isolated(request: pytest.FixtureRequest) -> Iterator[None]:
     """No test sees what another one left: it is taken away, and its own failure."""
