@@ -106,11 +106,14 @@ def torch() -> Any:
 
 @pytest.fixture(scope="session")
 def with_torch(torch: Any) -> Iterator[Any]:
-    """An `Imported` that has torch and nothing of neutracer, and is forked for each program."""
+    """An `Imported` that has torch, with what its optimizers import at their first step, and
+    nothing of neutracer; it is forked for each program."""
     from forked import Imported
 
-    path = os.pathsep.join(sys.path)
-    with Imported("torch", environment={**os.environ, "PYTHONPATH": path}) as process:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # Early releases have no compiler.
+    names = filter(importlib.util.find_spec, ("torch", "torch._dynamo"))
+    with Imported(*names, environment=environment) as process:
         yield process
 
 
