@@ -440,7 +440,7 @@ def test_rehearsals_that_can_not_be_are_said(suite, torch, marker, says):
         def test_it():
             pass
     """
-    result = suite(another=True, conftest="", test_it=source)
+    result = suite(conftest="", test_it=source)
     assert result.ret
     result.stdout.fnmatch_lines([says])
 
