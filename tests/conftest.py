@@ -119,13 +119,19 @@ def with_torch(torch: Any) -> Iterator[Any]:
 
 #: The files that take longest, which begin first: what runs last runs alone.
 LONG = (
-    *("test_features", "test_attach", "test_differential", "test_notebooks", "test_package"),
-    *("test_source", "test_in_browser", "test_readme", "test_torchrun"),
+    *("test_features", "test_dropped", "test_in_browser", "test_notebooks", "test_torchrun"),
+    *("test_run", "test_differential", "test_rehearsed_causes", "test_mdtp", "test_pytest_plugin"),
+    *("test_recommend", "test_package", "test_source", "test_poison", "test_readme", "test_attach"),
 )
 
 
+def _order(item: pytest.Item) -> int:
+    stem = item.path.stem
+    return LONG.index(stem) if stem in LONG else len(LONG)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem not in LONG)
+    items.sort(key=_order)
     isolation.set_aside()
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and not _has_cuda():
