@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,8 @@ for line in jobs:
         print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
         continue
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    if not is_waited_for:
+        os.setsid()
     for number, path in enumerate((os.devnull, out, err)):
         os.dup2(os.open(path, os.O_RDWR | os.O_APPEND), number)
     answers.close()
@@ -84,6 +88,12 @@ class Started:
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def end(self) -> None:
+        """Kill it, and what it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
 
 
 class Imported:

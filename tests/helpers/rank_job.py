@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -99,5 +98,4 @@ class RankJob:
 
     def __exit__(self, *exception: object) -> None:
         for rank in self.ranks:
-            rank.send_signal(signal.SIGKILL)
-            rank.wait()
+            rank.end()
