@@ -5,7 +5,7 @@
 # PYTHON        the interpreter of .venv      (default: python3.11, else python3 or a later one)
 # TORCH         the torch that the tests get  (an installed one is used as it is; empty: none)
 # TORCH_INDEX   an index that has builds for the CPU, where PyTorch's own can't be reached
-# JOBS          processes of a test run       (one a core, 8 at most; 0: all in pytest's own)
+# JOBS          processes of a test run       (cores and one, 8 at most; 0: all in pytest's own)
 # FUZZ_SECONDS  how long `make fuzz` runs     (60)
 
 SHELL := /bin/bash
@@ -39,7 +39,8 @@ ALL_C_FILES := $(shell find csrc tests -name '*.[ch]')
 PY_FILES := $(shell find neutracer -name '*.py' -o -name '*.pyi')
 TEST_FILES := $(shell find tests -name '*.py')
 
-JOBS ?= auto
+# Tests wait for browsers, launchers and sockets a quarter of their time.
+JOBS ?= $(shell expr $$(nproc) + 1)
 # A file's tests go to one process, where what several of them need is made once; in the
 # files' order: those of few tests, which would come last, are the long ones.
 PARALLEL := -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder

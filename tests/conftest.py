@@ -49,6 +49,12 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.fixture(scope="module", autouse=True)
+def aside() -> None:
+    """What earlier files have imported and made is set aside too."""
+    isolation.set_aside()
+
+
 @pytest.fixture(autouse=True)
 def isolated(request: pytest.FixtureRequest) -> Iterator[None]:
     """No test sees what another one left: it is taken away, and its own failure."""
@@ -100,23 +106,32 @@ def torch() -> Any:
 
 @pytest.fixture(scope="session")
 def with_torch(torch: Any) -> Iterator[Any]:
-    """An `Imported` that has torch and nothing of neutracer, and is forked for each program."""
+    """An `Imported` that has torch, with what its optimizers import at their first step, and
+    nothing of neutracer; it is forked for each program."""
     from forked import Imported
 
-    path = os.pathsep.join(sys.path)
-    with Imported("torch", environment={**os.environ, "PYTHONPATH": path}) as process:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    # Early releases have no compiler.
+    names = filter(importlib.util.find_spec, ("torch", "torch._dynamo"))
+    with Imported(*names, environment=environment) as process:
         yield process
 
 
 #: The files that take longest, which begin first: what runs last runs alone.
 LONG = (
-    *("test_features", "test_attach", "test_differential", "test_notebooks", "test_package"),
-    *("test_source", "test_in_browser", "test_readme", "test_torchrun"),
+    *("test_features", "test_dropped", "test_in_browser", "test_notebooks", "test_torchrun"),
+    *("test_run", "test_differential", "test_rehearsed_causes", "test_mdtp", "test_pytest_plugin"),
+    *("test_recommend", "test_package", "test_source", "test_poison", "test_readme", "test_attach"),
 )
 
 
+def _order(item: pytest.Item) -> int:
+    stem = item.path.stem
+    return LONG.index(stem) if stem in LONG else len(LONG)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem not in LONG)
+    items.sort(key=_order)
     isolation.set_aside()
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and not _has_cuda():

@@ -389,9 +389,11 @@ class _Listener(socketserver.ThreadingMixIn, WSGIServer):
     def get_request(self) -> Any:
         try:
             return super().get_request()
-        except OSError:
-            # Out of descriptors: the pending connection would be retried in a busy loop.
-            time.sleep(_TURN_S)
+        except OSError as error:
+            # Out of descriptors: the pending connection would be retried in a busy loop. EINVAL
+            # comes of the listener's end.
+            if error.errno != errno.EINVAL:
+                time.sleep(_TURN_S)
             raise
 
     def service_actions(self) -> None:
@@ -473,6 +475,9 @@ class Server:
     def stop(self) -> None:
         """End it, once."""
         if self._thread is not None and self._thread.is_alive():
+            with contextlib.suppress(OSError):
+                # Wakes its thread, which else looks twice per second whether to end.
+                self._listener.socket.shutdown(socket.SHUT_RDWR)
             self._listener.shutdown()
             self._thread.join()
         self._thread = None

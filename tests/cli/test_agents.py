@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from bundle import DATA
+from forked import Imported
 
 import neutracer
 from neutracer.cli.main import COMMANDS, main
@@ -110,11 +111,9 @@ def test_each_example_of_the_skill_runs(example: str, folder: Path, capsys: Capt
         assert out
 
 
-def test_python_of_the_skill_runs(folder: Path) -> None:
-    pytest.importorskip("torch")
+def test_python_of_the_skill_runs(folder: Path, with_torch: Imported) -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
-    (folder / "own.py").write_text(block, encoding="utf-8")
-    done = subprocess.run([sys.executable, "own.py"], capture_output=True, text=True)
+    done = with_torch.run(block, cwd=folder)
     assert "held by module __main__" in done.stdout, done.stderr
 
 

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import indent
 from typing import Any, TypeVar
 
-from places import PACKAGE
+from forked import Imported
 
 Found = TypeVar("Found")
 
@@ -22,6 +19,7 @@ import torch
 import torch.distributed as dist
 import neutracer
 
+torch.set_num_threads(1)
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 watch = neutracer.watch_ranks(interval=0.3, directory=os.environ["OUT"])
 dist.init_process_group("gloo")
@@ -39,6 +37,7 @@ class RankJob:
     """The ranks of one program, and a store as a launcher's agent has it.
 
     Args:
+        with_torch: What each is forked from.
         folder: Where their files go.
         program: What each runs after `PRELUDE`.
         world: How many ranks.
@@ -46,7 +45,13 @@ class RankJob:
     """
 
     def __init__(
-        self, folder: Path, program: str, world: int = 2, *, guarded: bool = False
+        self,
+        with_torch: Imported,
+        folder: Path,
+        program: str,
+        world: int = 2,
+        *,
+        guarded: bool = False,
     ) -> None:
         from torch.distributed import TCPStore
 
@@ -59,20 +64,14 @@ class RankJob:
             text = f"if __name__ == '__main__':\n{indent(text, '    ')}"
         script.write_text(text)
         self.said = folder / "said.txt"
-        with self.said.open("w") as said:
-            self.ranks = [
-                subprocess.Popen(
-                    [sys.executable, str(script)],
-                    env={**os.environ, **self._environment(rank, world)},
-                    stdout=said,
-                    stderr=subprocess.STDOUT,
-                )
-                for rank in range(world)
-            ]
+        self.said.touch()
+        self.ranks = [
+            with_torch.start(script, self.said, **self._environment(rank, world))
+            for rank in range(world)
+        ]
 
     def _environment(self, rank: int, world: int) -> dict[str, str]:
         return {
-            "PYTHONPATH": str(PACKAGE),
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(world),
@@ -80,7 +79,6 @@ class RankJob:
             "MASTER_PORT": str(self.store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "OUT": str(self.out),
-            "OMP_NUM_THREADS": "1",
         }
 
     def until(self, look: Callable[[], Found | None], seconds: float = 120.0) -> Found:
@@ -100,6 +98,4 @@ class RankJob:
 
     def __exit__(self, *exception: object) -> None:
         for rank in self.ranks:
-            if rank.poll() is None:
-                rank.kill()
-            rank.wait()
+            rank.end()

@@ -13,6 +13,8 @@ from neutracer.recording.recorder import HISTORY
 
 pytest_plugins = ["pytester"]
 
+PYTEST = "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
+
 #: A conftest that puts a fake in the place of torch, for as long as the session.
 FAKE = """
 import sys
@@ -46,18 +48,24 @@ def model():
 
 @pytest.fixture
 def suite(pytester, monkeypatch):
-    """Runs pytest with the plugin on files, in this process or another one."""
+    """Runs pytest with the plugin on files, in this process, another or a fork with torch."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", f"{PACKAGE}:{HELPERS}")
 
-    def run(*arguments, another=False, conftest=FAKE, **files):
+    def run(*arguments, another=False, process=None, conftest=FAKE, **files):
         if conftest:
             pytester.makeconftest(conftest)
         if files:
             pytester.makepyfile(**files)
         run = pytester.runpytest_subprocess if another else pytester.runpytest_inprocess
         plugins = ("-p", "neutracer.integrations.pytest_plugin", "-p", "no:cacheprovider")
-        return run(*plugins, "--strict-markers", *arguments)
+        words = (*plugins, "--strict-markers", *arguments)
+        if process is None:
+            return run(*words)
+        done = process.run(PYTEST, *words, cwd=pytester.path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+        return pytest.RunResult(
+            done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0
+        )
 
     run.path = pytester.path
     return run
@@ -196,10 +204,10 @@ def test_unmarked():
 """
 
 
-def test_cycles_of_cpu_tensors_are_found_without_a_device(suite, torch):
+def test_cycles_of_cpu_tensors_are_found_without_a_device(suite, torch, with_torch):
     if torch.version.cuda is not None and torch.cuda.device_count():
         pytest.skip("is about machines without a GPU")
-    result = suite("-rs", "-W", "error", another=True, conftest="", test_it=CYCLES)
+    result = suite("-rs", "-W", "error", process=with_torch, conftest="", test_it=CYCLES)
     result.assert_outcomes(passed=3, failed=1, skipped=1)
     result.stdout.fnmatch_lines(
         [
@@ -406,10 +414,10 @@ def test_after_it():
 """
 
 
-def test_limits_are_rehearsed_where_there_is_no_device(suite, torch):
+def test_limits_are_rehearsed_where_there_is_no_device(suite, torch, with_torch):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device, on which tests are measured")
-    result = suite("--neutracer", another=True, conftest="", test_it=REHEARSED)
+    result = suite("--neutracer", process=with_torch, conftest="", test_it=REHEARSED)
     result.assert_outcomes(passed=3, failed=2)
     result.stdout.fnmatch_lines(
         [
@@ -440,7 +448,7 @@ def test_rehearsals_that_can_not_be_are_said(suite, torch, marker, says):
         def test_it():
             pass
     """
-    result = suite(another=True, conftest="", test_it=source)
+    result = suite(conftest="", test_it=source)
     assert result.ret
     result.stdout.fnmatch_lines([says])
 

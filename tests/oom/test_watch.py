@@ -286,7 +286,7 @@ def test_threads_do_not_wait_for_each_other(fake, tmp_path, monkeypatch):
         return real(*args)
 
     monkeypatch.setattr(oom_write, "facts_of", slow)
-    with neutracer.watch_oom(tmp_path) as watch:
+    with neutracer.watch_oom(tmp_path, seconds=0.2) as watch:
         thread = threading.Thread(target=here, args=(fake,))
         thread.start()
         assert inside.wait(60)

@@ -11,6 +11,7 @@ from pathlib import Path
 from socket import socket
 
 import pytest
+from forked import Imported
 from rank_job import RankJob
 
 import neutracer
@@ -27,7 +28,7 @@ from torch.distributed import debug
 
 assert watch.no_debug_page == ""
 debug.start_debug_server(
-    port=int(os.environ["DEBUG_PORT"]),
+    port=PORT,
     start_method="spawn",
     handlers=[neutracer.debug_server_page()],
     dump_dir=os.environ["OUT"] + "/dumps",
@@ -41,13 +42,13 @@ while True:
 """
 
 
-def test_page_and_dump_show_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_and_dump_show_all_ranks(with_torch: Imported, tmp_path: Path) -> None:
     with socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    monkeypatch.setenv("DEBUG_PORT", str(port))
+    program = SERVED.replace("PORT", str(port))
 
-    with RankJob(tmp_path, SERVED, guarded=True) as job:
+    with RankJob(with_torch, tmp_path, program, guarded=True) as job:
 
         def page() -> str | None:
             try:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked import Imported
+from waiting import wait_for
 
 import neutracer
 from neutracer.cli.main import main
@@ -23,26 +23,24 @@ if not torch.distributed.is_available():
     pytest.skip("this torch has no torch.distributed", allow_module_level=True)
 
 SERVER = """
-import sys
+import signal
 from torch.distributed import TCPStore
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 print(store.port, flush=True)
-sys.stdin.read()
+signal.pause()
 """
 
 
 class Server:
     """A store in a process of its own."""
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.port = int(self.process.stdout.readline())
+    def __init__(self, with_torch: Imported, folder: Path) -> None:
+        script, said = folder / "server.py", folder / "said.txt"
+        script.write_text(SERVER)
+        said.touch()
+        self.process = with_torch.start(script, said)
+        assert wait_for(lambda: said.read_text().endswith("\n")), said.read_text()
+        self.port = int(said.read_text())
 
     def hang(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
@@ -51,13 +49,12 @@ class Server:
         self.process.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self.process.end()
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    one = Server()
+def server(with_torch: Imported, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    one = Server(with_torch, tmp_path_factory.mktemp("server"))
     try:
         yield one
     finally:

@@ -22,7 +22,7 @@ needs_cpu = pytest.mark.skipif(torch.version.cuda is not None, reason="torch is 
 # Rank 1 ends in one of several ways; rank 0 is ended by torchrun for it, and has a handler of its
 # own if asked. What it does is written down with its times.
 PROGRAM = """
-import os, signal, sys, time
+import glob, os, signal, sys, time
 import torch
 import torch.distributed as dist
 from neutracer.rank.watch import current_watch
@@ -62,7 +62,11 @@ if how == "oom":
     # What PyTorch's observer tells where there is CUDA.
     watch._publisher.on_oom(OutOfMemory(0, 64 << 20, 0, 0, time.time_ns() // 1000))
     say("ends")
-    time.sleep(3)
+    # The peer sees it at its next interval; a busy machine may take long.
+    for _ in range(1200):
+        if glob.glob(f"{out}/run/*-rank0-*-peer.pickle") and os.path.exists(f"{out}/said-0.txt"):
+            break
+        time.sleep(0.05)
     raise RuntimeError("out of memory")
 time.sleep(1)
 say("ends")

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forked import Imported
 from rank_job import RankJob
 
 import neutracer
@@ -55,8 +55,8 @@ for number in range(10_000):
 """
 
 
-def test_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
-    with RankJob(tmp_path, STOPS, 3) as job:
+def test_rank_that_the_others_wait_for_is_named(with_torch: Imported, tmp_path: Path) -> None:
+    with RankJob(with_torch, tmp_path, STOPS, 3) as job:
         report = job.until(lambda: seen(job, "waits_elsewhere"))
         late = odd_for(report, "waits_elsewhere")
         assert [(odd.rank, odd.step) for odd in late] == [(1, 6)]
@@ -64,7 +64,7 @@ def test_rank_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
         assert "all_reduce" in late[0].why or "program.py" in late[0].why
         assert {row.state for row in report.rows} == {"running"}
         # The others go on telling while they hang, and the last words of a dead one are kept.
-        os.kill(job.ranks[1].pid, signal.SIGKILL)
+        job.ranks[1].send_signal(signal.SIGKILL)
         job.ranks[1].wait()
         report = job.until(lambda: seen_of_survivors(job))
         assert [odd.rank for odd in odd_for(report, "silent")] == [1]
@@ -92,8 +92,10 @@ while True:
 
 
 @needs_cpu
-def test_peers_write_their_layouts_and_sigterm_the_last(tmp_path: Path) -> None:
-    with RankJob(tmp_path, FAILS) as job:
+def test_peers_write_their_layouts_and_sigterm_the_last(
+    with_torch: Imported, tmp_path: Path
+) -> None:
+    with RankJob(with_torch, tmp_path, FAILS) as job:
 
         def answered() -> list[Path] | None:
             return list(job.out.glob("*rank0*-peer.pickle")) or None
@@ -106,7 +108,7 @@ def test_peers_write_their_layouts_and_sigterm_the_last(tmp_path: Path) -> None:
         assert report.rows[1].state == "out of memory"
         assert report.rows[1].peak_allocated_bytes > 32 << 20  # type: ignore[operator]
         assert not list(job.out.glob("*rank1*-peer.pickle"))
-        job.ranks[0].terminate()
+        job.ranks[0].send_signal(signal.SIGTERM)
         assert job.ranks[0].wait(20) == -signal.SIGTERM
         assert list(job.out.glob("*rank0*-terminated.pickle"))
         after = stored_ranks(job.address)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,23 +151,17 @@ torch.save(model.state_dict(), "made/model.pt")
 """
 
 
-@pytest.fixture(scope="module")
-def process() -> Iterator[Imported]:
-    with Imported("torch", "torch._dynamo") as process:
-        yield process
-
-
 def rehearse(
-    process: Imported, folder: Path, script: str, *words: str
+    with_torch: Imported, folder: Path, script: str, *words: str
 ) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(script)
-    return process.neutracer("rehearse", *words, cwd=folder)
+    return with_torch.neutracer("rehearse", *words, cwd=folder)
 
 
 def test_a_script_is_stopped_after_its_steps_and_writes_nothing(
-    process: Imported, tmp_path: Path
+    with_torch: Imported, tmp_path: Path
 ) -> None:
-    done = rehearse(process, tmp_path, SCRIPT, "--device", "L4", "train.py")
+    done = rehearse(with_torch, tmp_path, SCRIPT, "--device", "L4", "train.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step []") == 2
     assert "Rehearsed, not recorded: 3 steps on NVIDIA L4" in done.stdout
@@ -176,16 +169,16 @@ def test_a_script_is_stopped_after_its_steps_and_writes_nothing(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rehearsed.pickle", "train.py"]
 
 
-def test_a_script_that_fails_says_so_in_one_sentence(process: Imported, tmp_path: Path) -> None:
-    done = rehearse(process, tmp_path, SCRIPT, "train.py", "--nonsense")
+def test_a_script_that_fails_says_so_in_one_sentence(with_torch: Imported, tmp_path: Path) -> None:
+    done = rehearse(with_torch, tmp_path, SCRIPT, "train.py", "--nonsense")
     assert done.returncode == 2
     assert "train.py:12: the program failed: SystemError: no such option" in done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "rehearsed.pickle").exists()
 
 
-def test_a_script_that_does_not_fit(process: Imported, tmp_path: Path) -> None:
-    done = rehearse(process, tmp_path, SCRIPT, "--capacity", "24MiB", "train.py")
+def test_a_script_that_does_not_fit(with_torch: Imported, tmp_path: Path) -> None:
+    done = rehearse(with_torch, tmp_path, SCRIPT, "--capacity", "24MiB", "train.py")
     assert done.returncode == 1, done.stderr
     assert "it does not fit" in done.stdout
 
@@ -198,9 +191,9 @@ def test_no_script_and_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "ended before its first optimizer step" in capsys.readouterr().err
 
 
-def test_a_script_that_ends_itself_says_where(process: Imported, tmp_path: Path) -> None:
+def test_a_script_that_ends_itself_says_where(with_torch: Imported, tmp_path: Path) -> None:
     script = 'import sys, torch\n\nx = torch.zeros(1 << 20, device="cuda")\nsys.exit(3)\n'
-    done = rehearse(process, tmp_path, script, "train.py")
+    done = rehearse(with_torch, tmp_path, script, "train.py")
     assert done.returncode == 2
     said = "train.py:4: the program ended itself after 0 steps, with exit code 3"
     assert said in done.stderr
@@ -210,17 +203,17 @@ def test_a_script_that_ends_itself_says_where(process: Imported, tmp_path: Path)
 
 
 def test_a_script_without_an_optimizer_is_rehearsed_to_its_end(
-    process: Imported, tmp_path: Path
+    with_torch: Imported, tmp_path: Path
 ) -> None:
     script = 'import torch\n\nx = torch.zeros(1 << 20, device="cuda")\n'
-    done = rehearse(process, tmp_path, script, "train.py")
+    done = rehearse(with_torch, tmp_path, script, "train.py")
     assert done.returncode == 0, done.stderr
     assert "No optimizer made a step" in done.stdout
 
 
-def test_an_error_is_told_once(process: Imported, tmp_path: Path) -> None:
+def test_an_error_is_told_once(with_torch: Imported, tmp_path: Path) -> None:
     script = 'import torch\nx = torch.zeros(4, 4, device="cuda")\nx @ x[:3]\n'
-    done = rehearse(process, tmp_path, script, "train.py")
+    done = rehearse(with_torch, tmp_path, script, "train.py")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "train.py:3: the program failed: RuntimeError" in done.stderr
@@ -234,7 +227,7 @@ def test_learning_needs_a_device(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no CUDA device" in capsys.readouterr().err
 
 
-def test_nothing_is_written_moved_or_removed(process: Imported, tmp_path: Path) -> None:
+def test_nothing_is_written_moved_or_removed(with_torch: Imported, tmp_path: Path) -> None:
     (tmp_path / "kept.txt").write_text("as it was")
     (tmp_path / "old").mkdir()
     (tmp_path / "write.py").write_text(
@@ -255,7 +248,7 @@ for _ in range(3):
     optimizer.step()
 """
     )
-    done = process.neutracer("rehearse", "write.py", cwd=tmp_path)
+    done = with_torch.neutracer("rehearse", "write.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["kept.txt", "old", "rehearsed.pickle", "write.py"]

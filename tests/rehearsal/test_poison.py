@@ -12,6 +12,7 @@ import math
 import random
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
 
@@ -178,19 +179,6 @@ STEPS: tuple[Callable[[Program], None], ...] = (
 )
 
 
-def programs(seed: int) -> Iterator[Program]:
-    """Programs that run: autograd refuses some changes in place, and graphs that are gone."""
-    for number in count(seed):
-        program = Program(number)
-        try:
-            results = program("cpu")
-        except RuntimeError:
-            continue
-        # Else poison would not show.
-        if all(math.isfinite(one) for value in results for one in memoryview(value).cast("f")):
-            yield program
-
-
 # ---- Poison --------------------------------------------------------------------------------
 
 
@@ -245,48 +233,68 @@ class Poisoning(TorchDispatchMode):  # type: ignore[misc]
                 self.poisoned += 1
 
 
+@dataclass
+class Ran:
+    """A program that runs on the CPU, what it came to, and the bytes of its storages."""
+
+    program: Program
+    results: Results
+    sizes: list[int]
+
+
+def programs(seed: int) -> Iterator[Ran]:
+    """Programs that run: autograd refuses some changes in place, and graphs that are gone."""
+    for number in count(seed):
+        program, watching = Program(number), Poisoning([_NEVER_AGAIN] * 1000)
+        try:
+            with watching:
+                results = program("cpu")
+        except RuntimeError:
+            continue
+        # Else poison would not show.
+        if all(math.isfinite(one) for value in results for one in memoryview(value).cast("f")):
+            yield Ran(program, results, watching.sizes)
+
+
 # A request of this many bytes tells one program's requests from those before.
 _MARK = 40_000
 
 
 def rehearsed(
-    batch: list[Program], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Program, list[int], list[int]]]:
+    batch: list[Ran], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Ran, list[int], list[int]]]:
     """By program and request, the number of requests up to its last use, and its bytes."""
     # Kernels for the CPU take no scratch memory from the allocator.
     monkeypatch.setattr(Kernels, "takes", lambda *args: None)
 
     def step() -> None:
-        for program in batch:
+        for one in batch:
             torch.empty(_MARK, dtype=torch.uint8, device="cuda")
-            program("cuda")
+            one.program("cuda")
 
     rows = list(neutracer.rehearse(step, steps=1).timeline().allocations)
     number = {row.alloc_event: at for at, row in enumerate(rows)}
     begins = [at + 1 for at, row in enumerate(rows) if row.requested_size == _MARK]
-    for program, begin, end in zip(batch, begins, [*begins[1:], len(rows) + 1], strict=True):
+    for one, begin, end in zip(batch, begins, [*begins[1:], len(rows) + 1], strict=True):
         own = rows[begin : end - 1]
         yield (
-            program,
+            one,
             [number[row.last_use_event] - begin for row in own],
             [row.requested_size for row in own],
         )
 
 
-def check(batch: list[Program], monkeypatch: pytest.MonkeyPatch) -> None:
+def check(batch: list[Ran], monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold the results of programs with and without poison against each other."""
     poisoned = compared = 0
-    for program, last, sizes in rehearsed(batch, monkeypatch):
-        watching = Poisoning([_NEVER_AGAIN] * 1000)
-        with watching:
-            expected = program("cpu")
+    for one, last, sizes in rehearsed(batch, monkeypatch):
         # Autograd copies a gradient here and there that it takes over from a fake tensor.
-        if watching.sizes != sizes:
+        if one.sizes != sizes:
             continue
         poisoning = Poisoning(last)
         with poisoning:
-            results = program("cpu")
-        assert results == expected, f"program {program.seed}"
+            results = one.program("cpu")
+        assert results == one.results, f"program {one.program.seed}"
         compared += 1
         poisoned += poisoning.poisoned
     assert compared > 0.8 * len(batch)

@@ -6,14 +6,13 @@ from __future__ import annotations
 import io
 import json
 import pickle
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Imported
 
 import neutracer
 from neutracer.rehearsal.cards import find_card
@@ -720,23 +719,25 @@ messages.put(None)
 """
 
 
-def test_thread_that_the_program_would_end_keeps_nothing(tmp_path: Path) -> None:
+def test_thread_that_the_program_would_end_keeps_nothing(
+    with_torch: Imported, tmp_path: Path
+) -> None:
     program = tmp_path / "train.py"
     program.write_text(WITH_A_THREAD, encoding="utf-8")
-    words = ["-m", "neutracer", "rehearse", "-o", str(tmp_path / "out.pickle"), str(program)]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60)
+    done = with_torch.neutracer("rehearse", "-o", str(tmp_path / "out.pickle"), str(program))
     assert done.returncode == 0
     assert "it fits" in " ".join(done.stdout.split())
     assert "1 thread of the program had not ended" in done.stderr
 
 
 @pytest.mark.parametrize(("code", "said"), [(0, "it fits"), (3, "ended itself")])
-def test_program_that_leaves_at_once_is_told(code: int, said: str, tmp_path: Path) -> None:
+def test_program_that_leaves_at_once_is_told(
+    with_torch: Imported, code: int, said: str, tmp_path: Path
+) -> None:
     program, out = tmp_path / "train.py", tmp_path / "out.pickle"
     text = f"import os, torch\nkept = torch.ones(1 << 20, device='cuda')\nos._exit({code})\n"
     program.write_text(text, encoding="utf-8")
-    words = ["-m", "neutracer", "rehearse", "-o", str(out), str(program)]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60)
+    done = with_torch.neutracer("rehearse", "-o", str(out), str(program))
     assert done.returncode == (2 if code else 0)
     assert said in " ".join((done.stdout + done.stderr).split())
     assert out.exists()
