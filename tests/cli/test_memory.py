@@ -17,7 +17,7 @@ from small_snapshots import BASE, FRAME, MIB, block, dumped, event, one_program,
 pytestmark = pytest.mark.skipif(not hasattr(os, "wait4"), reason="no wait4")
 
 #: Most bytes of memory per byte of the files that are read, beside what small ones take.
-MOST = 30
+MOST = 20
 
 # The most memory of a process counts what its parent had when it began it: this one has little.
 _PEAK = """
