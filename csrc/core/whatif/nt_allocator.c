@@ -40,6 +40,7 @@ typedef struct allocator_lane {
     nt_ordered loose[NT_POOL_KIND_COUNT]; /* those of `idle` of which something could be
                                            * given back */
     bool is_listed[NT_POOL_KIND_COUNT];   /* among the loose lanes of its pool */
+    bool has_segment[NT_POOL_KIND_COUNT]; /* or had one, or a reservation */
     bool has_places;                      /* somebody asked for them by address: */
     nt_ordered places;                    /* (address, 0): those of `idle` */
     bool has_plain; /* segments don't expand any more, and some did: */
@@ -444,12 +445,35 @@ allocator_dequeue(nt_allocator *model, uint32_t block)
     model->pools[model->lanes[b->lane].pool].pending--;
 }
 
+/* Whether `bytes` more than what is reserved are within a bound, and how far that would
+ * be so with other bounds. */
+static bool
+allocator_is_within(const nt_allocator *model, uint64_t bound, uint64_t bytes,
+                    nt_allocator_span *span)
+{
+    const uint64_t needed = model->stats.bytes[NT_METRIC_RESERVED] + bytes;
+    if (needed <= bound) {
+        span->least = needed > span->least ? needed : span->least;
+        return true;
+    }
+    span->most = needed - 1 < span->most ? needed - 1 : span->most;
+    return false;
+}
+
 /* Whether the device has `bytes` more for this process. */
 static bool
-allocator_has_room(const nt_allocator *model, uint64_t bytes)
+allocator_has_room(nt_allocator *model, uint64_t bytes)
 {
-    const uint64_t reserved = model->stats.bytes[NT_METRIC_RESERVED];
-    return reserved <= model->device_room && bytes <= model->device_room - reserved;
+    return allocator_is_within(model, model->device_room, bytes, &model->stats.room);
+}
+
+/* Notes that a lane has one more segment or reservation. */
+static void
+allocator_note_segment(nt_allocator *model, uint32_t lane, uint8_t kind)
+{
+    bool *has_segment = &model->lanes[lane].has_segment[kind];
+    model->stats.has_order |= *has_segment;
+    *has_segment = true;
 }
 
 static nt_status
@@ -513,6 +537,7 @@ allocator_open_segment(nt_allocator *model, const allocator_request *request,
     };
     NT_TRY(allocator_take_place(model, &need, &fresh.address, err));
     NT_TRY(allocator_add_block(model, &fresh, block, err));
+    allocator_note_segment(model, fresh.lane, fresh.kind);
     allocator_rise(model, NT_METRIC_RESERVED, fresh.size);
     model->stats.segments++;
     model->stats.device_allocs++;
@@ -626,6 +651,7 @@ allocator_reserve(nt_allocator *model, const allocator_request *request,
     };
     NT_TRY(allocator_take_place(model, &need, &area.address, err));
     fresh.address = area.address;
+    allocator_note_segment(model, fresh.lane, fresh.kind);
     NT_TRY(allocator_add_area(model, &area, &fresh.area, err));
     NT_TRY(allocator_add_block(model, &fresh, block, err));
     return allocator_store_unmapped(model, *block, err);
@@ -712,9 +738,9 @@ static nt_status
 allocator_open(nt_allocator *model, const allocator_request *request, uint32_t *block,
                nt_error *err)
 {
-    const uint64_t reserved = model->stats.bytes[NT_METRIC_RESERVED];
     *block = NT_NONE;
-    if (reserved > model->limit || request->segment > model->limit - reserved) {
+    if (!allocator_is_within(model, model->limit, request->segment,
+                             &model->stats.limit)) {
         return NT_OK;
     }
     if (request->expands) {
@@ -1129,6 +1155,7 @@ nt_allocator_adopt(nt_allocator *model, const nt_allocator_area *area, uint32_t 
     } else {
         model->stats.segments++;
     }
+    allocator_note_segment(model, area->lane, next.kind);
     uint32_t row = NT_NONE, first = NT_NONE;
     for (size_t i = 0; i < area->count; i++) {
         next.size = area->pieces[i].size;
@@ -1556,6 +1583,11 @@ allocator_find_limits(nt_allocator *model)
         model->gc_limit =
             allocator_fraction(settings->garbage_collection_threshold, model->limit);
     }
+    if (settings->garbage_collection_threshold > 0 ||
+        settings->per_process_memory_fraction < 1) {
+        /* It is not only held against requests, or is a share of the device. */
+        model->stats.limit = (nt_allocator_span){model->limit, model->limit};
+    }
     model->device_room = NT_LARGEST_DEVICE;
     if (options->device_total != 0) {
         model->device_room = options->device_total > options->device_other
@@ -1626,6 +1658,7 @@ nt_allocator_new(const nt_alloc *alloc, const nt_allocator_options *options,
         .first_pending = NT_NONE,
         .last_pending = NT_NONE,
         .first_loose = NT_NONE,
+        .stats = {.limit.most = NT_UNLIMITED, .room.most = NT_UNLIMITED},
     };
     if (model->options.version == 0) {
         model->options.version = ALLOCATOR_NEWEST;

@@ -1805,6 +1805,29 @@ replay_go(replay *r, const nt_progress *progress, const nt_replay_series *series
     return NT_OK;
 }
 
+static nt_replay_reach
+replay_find_reach(const replay *r)
+{
+    const nt_replay_options *o = &r->options;
+    const nt_allocator_stats *stats = nt_allocator_get_stats(r->model);
+    /* Reservations are as large as the device. */
+    bool is_exact = o->settings.expandable_segments;
+    for (size_t i = 0; i < r->program->area_count; i++) {
+        is_exact |= r->program->areas[i].is_expandable;
+    }
+    nt_replay_reach reach = {
+        .limit = stats->limit,
+        .room = stats->room,
+        .sized = is_exact ? NT_SIZED_EXACTLY : NT_SIZED_NOT,
+        .any_order = !stats->has_order && o->timing != NT_TIMING_MIXED &&
+                     (o->silence.share == 0 || o->silence.share == UINT32_MAX),
+    };
+    if (o->order == NT_ORDER_RANDOM && stats->has_order && !is_exact) {
+        reach.sized = NT_SIZED_POWER; /* of places */
+    }
+    return reach;
+}
+
 static void
 replay_sum_up(replay *r)
 {
@@ -1818,6 +1841,7 @@ replay_sum_up(replay *r)
     f->ooms = stats->ooms;
     f->retries = stats->retries;
     f->waits = stats->waits;
+    f->reach = replay_find_reach(r);
 }
 
 static nt_status
