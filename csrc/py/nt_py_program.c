@@ -58,11 +58,11 @@ replay_bytes(const uint64_t *bytes)
 static PyObject *
 replay_reach(const nt_replay_reach *reach)
 {
-    return Py_BuildValue("((KK)(KK)iO)", (unsigned long long)reach->limit.least,
-                         (unsigned long long)reach->limit.most,
-                         (unsigned long long)reach->room.least,
-                         (unsigned long long)reach->room.most, (int)reach->sized,
-                         reach->any_order ? Py_True : Py_False);
+    return Py_BuildValue(
+        "((KK)(KK)(KK)O)", (unsigned long long)reach->limit.least,
+        (unsigned long long)reach->limit.most, (unsigned long long)reach->room.least,
+        (unsigned long long)reach->room.most, (unsigned long long)reach->reserve.least,
+        (unsigned long long)reach->reserve.most, reach->any_order ? Py_True : Py_False);
 }
 
 static PyObject *

@@ -774,22 +774,20 @@ class _Made:
 
     outcome: Outcome
     options: dict[str, Any]
-    reach: tuple[tuple[int, int], tuple[int, int], int, bool]
+    reach: tuple[tuple[int, int], tuple[int, int], tuple[int, int], bool]
 
     def serves(self, asked: dict[str, Any]) -> bool:
         """Whether a run with these keywords, the same but for `_FREE`, would be this one."""
-        limits, rooms, sized, any_order = self.reach
+        limits, rooms, reserves, any_order = self.reach
         total, made = asked["device_total"], self.options["device_total"]
         room = max(total - asked["device_other"], 0)
-        sizes = ((0, 0), ((total - 1).bit_length(), (made - 1).bit_length()), (total, made))
-        orders = [(each["order"], each["seed"]) for each in (asked, self.options)]
         return (
             limits[0] <= (asked["limit"] or _NO_LIMIT) <= limits[1]
             # Of a device of unknown size the core makes one, always the same.
             and bool(total) == bool(made)
             and (not total or rooms[0] <= room <= rooms[1])
-            and sizes[sized][0] == sizes[sized][1]
-            and (any_order or orders[0] == orders[1])
+            and (total == made or reserves[0] <= total + total // 8 <= reserves[1])
+            and (any_order or all(asked[name] == self.options[name] for name in ("order", "seed")))
         )
 
 

@@ -538,6 +538,10 @@ allocator_open_segment(nt_allocator *model, const allocator_request *request,
     NT_TRY(allocator_take_place(model, &need, &fresh.address, err));
     NT_TRY(allocator_add_block(model, &fresh, block, err));
     allocator_note_segment(model, fresh.lane, fresh.kind);
+    if (model->options.settings.expandable_segments) {
+        /* It may lie where a reservation did that was large enough. */
+        model->stats.reserve = (nt_allocator_span){.least = UINT64_MAX};
+    }
     allocator_rise(model, NT_METRIC_RESERVED, fresh.size);
     model->stats.segments++;
     model->stats.device_allocs++;
@@ -546,12 +550,41 @@ allocator_open_segment(nt_allocator *model, const allocator_request *request,
     return NT_OK;
 }
 
+static uint64_t
+allocator_page(const nt_allocator *model, uint8_t kind)
+{
+    return nt_page_size(&model->options.settings, kind == NT_POOL_SMALL);
+}
+
+/* Notes that something would have been otherwise had the block's reservation lost more
+ * than so many bytes at its end, or had so many more. */
+static void
+allocator_note_less(nt_allocator *model, uint32_t block, uint64_t bytes)
+{
+    const allocator_block *b = allocator_at(model, block);
+    nt_allocator_span *span = &model->stats.reserve;
+    const uint64_t page = allocator_page(model, b->kind);
+    const uint64_t least = model->areas[b->area].size - bytes / page * page;
+    span->least = least > span->least ? least : span->least;
+}
+
+static void
+allocator_note_more(nt_allocator *model, uint32_t block, uint64_t bytes)
+{
+    const allocator_block *b = allocator_at(model, block);
+    nt_allocator_span *span = &model->stats.reserve;
+    /* A reservation has up to a page more than nine eighths of the device. */
+    const uint64_t page = allocator_page(model, b->kind);
+    const uint64_t most = model->areas[b->area].size + bytes - 1;
+    span->most = most - page < span->most ? most - page : span->most;
+}
+
 /* Whether the blocks from here on that nobody uses have `size` bytes together; *end is
  * where those end that were looked at. */
 static bool
-allocator_has_space(const nt_allocator *model, uint32_t block, uint64_t size,
-                    uint64_t *end)
+allocator_has_space(nt_allocator *model, uint32_t block, uint64_t size, uint64_t *end)
 {
+    const uint32_t first = block;
     uint64_t bytes = 0;
     while (bytes < size && block != NT_NONE) {
         const allocator_block *b = allocator_at(model, block);
@@ -562,11 +595,16 @@ allocator_has_space(const nt_allocator *model, uint32_t block, uint64_t size,
         *end = b->address + b->size;
         block = b->after;
     }
+    if (bytes < size) {
+        allocator_note_more(model, first, size - bytes);
+    } else if (block == NT_NONE) {
+        allocator_note_less(model, first, bytes - size);
+    }
     return bytes >= size;
 }
 
 static uint32_t
-allocator_find_space(const nt_allocator *model, const allocator_request *request)
+allocator_find_space(nt_allocator *model, const allocator_request *request)
 {
     const nt_ordered *set = &model->lanes[request->lane].unmapped[request->kind];
     nt_ordered_entry entry = nt_ordered_from(set, 0, 0);
@@ -588,12 +626,6 @@ allocator_find_space(const nt_allocator *model, const allocator_request *request
 
 /* What counts as the bytes of an endless device here: addresses are not endless. */
 #define ALLOCATOR_ENDLESS (UINT64_C(1) << 44)
-
-static uint64_t
-allocator_page(const nt_allocator *model, uint8_t kind)
-{
-    return nt_page_size(&model->options.settings, kind == NT_POOL_SMALL);
-}
 
 uint64_t
 nt_allocator_reservation_size(const nt_allocator *model, bool small)
@@ -639,6 +671,8 @@ allocator_reserve(nt_allocator *model, const allocator_request *request,
     };
     *block = NT_NONE;
     if (area.size < request->rounded) {
+        /* A larger one would have been there, though with no room for its pages. */
+        model->stats.reserve = (nt_allocator_span){.least = UINT64_MAX};
         return NT_OK;
     }
     allocator_block fresh = {
@@ -654,6 +688,7 @@ allocator_reserve(nt_allocator *model, const allocator_request *request,
     allocator_note_segment(model, fresh.lane, fresh.kind);
     NT_TRY(allocator_add_area(model, &area, &fresh.area, err));
     NT_TRY(allocator_add_block(model, &fresh, block, err));
+    allocator_note_less(model, *block, area.size - request->rounded);
     return allocator_store_unmapped(model, *block, err);
 }
 
@@ -1658,7 +1693,9 @@ nt_allocator_new(const nt_alloc *alloc, const nt_allocator_options *options,
         .first_pending = NT_NONE,
         .last_pending = NT_NONE,
         .first_loose = NT_NONE,
-        .stats = {.limit.most = NT_UNLIMITED, .room.most = NT_UNLIMITED},
+        .stats = {.limit.most = NT_UNLIMITED,
+                  .room.most = NT_UNLIMITED,
+                  .reserve.most = NT_UNLIMITED},
     };
     if (model->options.version == 0) {
         model->options.version = ALLOCATOR_NEWEST;
@@ -1719,9 +1756,39 @@ allocator_expandable_size(const nt_allocator *model, uint32_t block)
                : b->size;
 }
 
+/* Whether what is unmapped behind a block is the end of its reservation. */
+static bool
+allocator_has_end(const nt_allocator *model, uint32_t block)
+{
+    const uint32_t after = allocator_at(model, block)->after;
+    return after != NT_NONE && model->blocks[after].state == ALLOCATOR_UNMAPPED &&
+           model->blocks[after].after == NT_NONE;
+}
+
+/* Whether a block is smaller than another, as PyTorch counts them; one may be larger by
+ * the end of its reservation. */
+static bool
+allocator_is_smaller(nt_allocator *model, uint32_t block, uint32_t other)
+{
+    const uint64_t a = allocator_expandable_size(model, block);
+    const uint64_t b = allocator_expandable_size(model, other);
+    const bool has_end = allocator_has_end(model, block);
+    if (has_end != allocator_has_end(model, other)) {
+        const uint32_t end = has_end ? block : other;
+        const uint64_t ends = has_end ? a : b, not_ends = has_end ? b : a;
+        if (ends >= not_ends) {
+            allocator_note_less(model, end, ends - not_ends - (ends > not_ends));
+        }
+        if (ends <= not_ends) {
+            allocator_note_more(model, end, not_ends - ends);
+        }
+    }
+    return a < b;
+}
+
 /* The best fit among the free blocks of the request's stream, or NT_NONE. */
 static uint32_t
-allocator_look_up(const nt_allocator *model, const allocator_request *request)
+allocator_look_up(nt_allocator *model, const allocator_request *request)
 {
     const allocator_lane *lane = &model->lanes[request->lane];
     const nt_ordered *set = lane->has_plain && !request->expands
@@ -1730,9 +1797,9 @@ allocator_look_up(const nt_allocator *model, const allocator_request *request)
     nt_ordered_entry best = nt_ordered_from(set, request->rounded, 0);
     while (best.value != NT_NONE && model->blocks[best.value].area != NT_NONE) {
         const nt_ordered_entry next = nt_ordered_after(set, best.first, best.second);
-        if (request->expands && (next.value == NT_NONE ||
-                                 allocator_expandable_size(model, next.value) >=
-                                     allocator_expandable_size(model, best.value))) {
+        if (request->expands &&
+            (next.value == NT_NONE ||
+             !allocator_is_smaller(model, next.value, best.value))) {
             break;
         }
         best = next;
@@ -1913,7 +1980,7 @@ allocator_find_cover(nt_allocator *model, uint32_t lane, uint64_t address,
 }
 
 bool
-nt_allocator_leads_to(const nt_allocator *model, uint32_t lane, uint64_t nbytes,
+nt_allocator_leads_to(nt_allocator *model, uint32_t lane, uint64_t nbytes,
                       uint64_t address)
 {
     allocator_request request;

@@ -84,6 +84,9 @@ typedef struct nt_allocator_stats {
     uint64_t waits;          /* for all streams */
     nt_allocator_span limit; /* for PyTorch's limit; NT_UNLIMITED: none */
     nt_allocator_span room;  /* for the bytes that the device has for this process */
+    nt_allocator_span
+        reserve;    /* for nine eighths of the device, which reservations have
+                     */
     bool has_order; /* some stream had several segments of one kind in a pool: their
                      * order decides between blocks of one size */
 } nt_allocator_stats;
@@ -134,7 +137,7 @@ nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_
 /* Whether best fit would serve such a request of the lane from a free block that begins
  * at `address`. */
 bool
-nt_allocator_leads_to(const nt_allocator *model, uint32_t lane, uint64_t nbytes,
+nt_allocator_leads_to(nt_allocator *model, uint32_t lane, uint64_t nbytes,
                       uint64_t address);
 
 /* A block that PyTorch puts back where it lay, as it does when it restores the private

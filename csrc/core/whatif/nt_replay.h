@@ -81,19 +81,12 @@ typedef struct nt_replay_options {
 nt_replay_options
 nt_replay_default(const nt_program *program);
 
-/* How a device's size matters beyond what it has for this process. */
-typedef enum nt_replay_sized {
-    NT_SIZED_NOT,
-    NT_SIZED_POWER, /* its next power of two does */
-    NT_SIZED_EXACTLY,
-} nt_replay_sized;
-
 /* With which other options a run would have gone the same way. */
 typedef struct nt_replay_reach {
-    nt_allocator_span limit; /* of nt_replay_options; NT_UNLIMITED stands for none */
-    nt_allocator_span room;  /* device_total without device_other */
-    nt_replay_sized sized;   /* by device_total */
-    bool any_order;          /* and seed */
+    nt_allocator_span limit;   /* of nt_replay_options; NT_UNLIMITED stands for none */
+    nt_allocator_span room;    /* device_total without device_other */
+    nt_allocator_span reserve; /* device_total and an eighth of it, rounded down */
+    bool any_order;            /* and seed */
 } nt_replay_reach;
 
 typedef struct nt_replay_figures {
