@@ -295,6 +295,35 @@ allocator_unstore(nt_allocator *model, uint32_t block)
     (void)nt_ordered_remove(&lane->idle[b->kind], &model->alloc, b->size, b->address);
 }
 
+/* The same for a free block that is part of one that was in the sets, or has taken it
+ * in: `was`, as it stood there. */
+static nt_status
+allocator_rekey(nt_allocator *model, const allocator_block *was, uint32_t block,
+                nt_error *err)
+{
+    allocator_block *b = allocator_at(model, block);
+    allocator_lane *lane = &model->lanes[b->lane];
+    const nt_ordered_entry entry = {b->size, b->address, block};
+    b->state = ALLOCATOR_FREE;
+    b->u.born = model->pools[lane->pool].calls[b->kind];
+    if (allocator_is_loose(model, was)) {
+        allocator_drop_loose(model, was);
+    }
+    if (allocator_is_loose(model, b)) {
+        NT_TRY(allocator_add_loose(model, block, err));
+    }
+    if (lane->has_places) {
+        NT_TRY(nt_ordered_move(&lane->places, &model->alloc, was->address, 0,
+                               (nt_ordered_entry){b->address, 0, block}, err));
+    }
+    if (lane->has_plain && b->area == NT_NONE) {
+        NT_TRY(nt_ordered_move(&lane->plain[b->kind], &model->alloc, was->size,
+                               was->address, entry, err));
+    }
+    return nt_ordered_move(&lane->idle[b->kind], &model->alloc, was->size, was->address,
+                           entry, err);
+}
+
 /* Keeps the free blocks of the lane's ordinary segments apart from now on. */
 static nt_status
 allocator_part_plain(nt_allocator *model, uint32_t lane, nt_error *err)
@@ -347,7 +376,7 @@ allocator_store_unmapped(nt_allocator *model, uint32_t block, nt_error *err)
 }
 
 /* Cuts the lowest `size` bytes off `block` as a new block of the same state, which is
- * in no set; `block` must not be in one either. */
+ * in no set; where `block` stands in its sets is for the caller to correct. */
 static nt_status
 allocator_cut(nt_allocator *model, uint32_t block, uint64_t size, uint32_t *low,
               nt_error *err)
@@ -362,13 +391,13 @@ allocator_cut(nt_allocator *model, uint32_t block, uint64_t size, uint32_t *low,
     return NT_OK;
 }
 
-/* Takes a free or unmapped neighbour of the same state into `block`. */
+/* Takes a free or unmapped neighbour of the same state, which is in no set any more,
+ * into `block`. */
 static void
 allocator_absorb(nt_allocator *model, uint32_t block, uint32_t other)
 {
     allocator_block *b = allocator_at(model, block);
     const allocator_block *o = allocator_at(model, other);
-    allocator_unstore(model, other);
     if (b->before == other) {
         b->address = o->address;
         b->before = o->before;
@@ -394,9 +423,35 @@ allocator_merge(nt_allocator *model, uint32_t block)
                                allocator_at(model, block)->after};
     for (size_t i = 0; i < 2; i++) {
         if (sides[i] != NT_NONE && model->blocks[sides[i]].state == state) {
+            allocator_unstore(model, sides[i]);
             allocator_absorb(model, block, sides[i]);
         }
     }
+}
+
+/* Puts a free block that is in no set there, joined with its free neighbours. */
+static nt_status
+allocator_join(nt_allocator *model, uint32_t block, nt_error *err)
+{
+    const uint32_t before = allocator_at(model, block)->before;
+    const uint32_t after = allocator_at(model, block)->after;
+    const bool joins_after =
+        after != NT_NONE && model->blocks[after].state == ALLOCATOR_FREE;
+    if (before != NT_NONE && model->blocks[before].state == ALLOCATOR_FREE) {
+        const allocator_block was = *allocator_at(model, before);
+        allocator_absorb(model, block, before);
+        if (joins_after) {
+            allocator_unstore(model, after);
+            allocator_absorb(model, block, after);
+        }
+        return allocator_rekey(model, &was, block, err);
+    }
+    if (joins_after) {
+        const allocator_block was = *allocator_at(model, after);
+        allocator_absorb(model, block, after);
+        return allocator_rekey(model, &was, block, err);
+    }
+    return allocator_store(model, block, err);
 }
 
 /* A block in use becomes free; `block` is no name of it any more. */
@@ -408,8 +463,7 @@ allocator_settle(nt_allocator *model, uint32_t block, nt_error *err)
     model->stats.bytes[NT_METRIC_REQUESTED] -= b->u.requested;
     model->stats.active--;
     b->state = ALLOCATOR_FREE;
-    allocator_merge(model, block);
-    return allocator_store(model, block, err);
+    return allocator_join(model, block, err);
 }
 
 /* Takes a block out of the queue of pending ones, or puts it at the end. */
@@ -1810,22 +1864,18 @@ allocator_look_up(nt_allocator *model, const allocator_request *request)
                : NT_NONE;
 }
 
-/* The same, counted as a search and taken out. */
+/* The same, counted as a search. */
 static uint32_t
 allocator_find(nt_allocator *model, const allocator_request *request)
 {
     if (model->gc_limit != NT_UNLIMITED) {
         model->pools[request->pool].calls[request->kind]++;
     }
-    const uint32_t block = allocator_look_up(model, request);
-    if (block != NT_NONE) {
-        allocator_unstore(model, block);
-    }
-    return block;
+    return allocator_look_up(model, request);
 }
 
-/* A free block of the request's stream in one of the pools that lend theirs; there it
- * is served as if segments did not expand. */
+/* A free block of the request's stream, taken out of one of the pools that lend theirs;
+ * there it is served as if segments did not expand. */
 static uint32_t
 allocator_borrow(nt_allocator *model, allocator_request *request)
 {
@@ -1844,6 +1894,7 @@ allocator_borrow(nt_allocator *model, allocator_request *request)
                 other.expands = false;
                 const uint32_t block = allocator_find(model, &other);
                 if (block != NT_NONE) {
+                    allocator_unstore(model, block);
                     *request = other;
                     return block;
                 }
@@ -1951,12 +2002,21 @@ nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_
     allocator_request request;
     NT_TRY(allocator_make_request(model, lane, nbytes, &request, err));
     uint32_t found = allocator_find(model, &request);
-    if (found == NT_NONE) {
+    const bool is_stored = found != NT_NONE;
+    if (!is_stored) {
         NT_TRY(allocator_struggle(model, &request, &found, err));
     }
     if (found != NT_NONE) {
-        if (allocator_has_rest(model, &request, found)) {
+        const bool has_rest = allocator_has_rest(model, &request, found);
+        if (has_rest && is_stored) {
+            const allocator_block was = *allocator_at(model, found);
+            const uint32_t rest = found;
+            NT_TRY(allocator_cut(model, rest, request.rounded, &found, err));
+            NT_TRY(allocator_rekey(model, &was, rest, err));
+        } else if (has_rest) {
             NT_TRY(allocator_split(model, &found, request.rounded, err));
+        } else if (is_stored) {
+            allocator_unstore(model, found);
         }
         allocator_hand_out(model, found, nbytes, tag);
     }
