@@ -91,11 +91,10 @@ def packing_bound(timeline: Timeline, counts_failed: bool = True) -> Bound:
     wanted, beyond = [most], {}
     if timeline.facts["oom_count"]:
         sizes, so_far = timeline.events.codes("size"), list(accumulate(live, max))
-        for event, action in enumerate(timeline.events["action"]):
-            if action == "oom":
-                size = sizes[event] if counts_failed else 0
-                wanted.append(live[event + 1] + size)
-                beyond[event] = max(so_far[event + 1], wanted[-1])
+        for event in timeline.events.find("action", "oom"):
+            size = sizes[event] if counts_failed else 0
+            wanted.append(live[event + 1] + size)
+            beyond[event] = max(so_far[event + 1], wanted[-1])
     return Bound(most, live.index(most) - 1, max(wanted), beyond)
 
 
@@ -198,7 +197,7 @@ def _largest(timeline: Timeline) -> tuple[int, int]:
     largest = max(timeline.allocations.codes("requested_size"), default=0)
     if timeline.facts["oom_count"]:
         sizes = events.codes("size")
-        failed = (sizes[event] for event, name in enumerate(events["action"]) if name == "oom")
+        failed = [sizes[event] for event in events.find("action", "oom")]
         largest = max(largest, *failed)
     lives = zip(segments.codes("size"), segments.codes("alloc_event"), strict=True)
     return largest, max((size for size, made in lives if made < 0), default=0)
