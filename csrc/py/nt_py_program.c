@@ -54,11 +54,22 @@ replay_bytes(const uint64_t *bytes)
                          replay_number(bytes[NT_METRIC_REQUESTED]));
 }
 
+/* Of a span both bounds, where NT_UNLIMITED is a number. */
+static PyObject *
+replay_reach(const nt_replay_reach *reach)
+{
+    return Py_BuildValue(
+        "((KK)(KK)(KK)O)", (unsigned long long)reach->limit.least,
+        (unsigned long long)reach->limit.most, (unsigned long long)reach->room.least,
+        (unsigned long long)reach->room.most, (unsigned long long)reach->reserve.least,
+        (unsigned long long)reach->reserve.most, reach->any_order ? Py_True : Py_False);
+}
+
 static PyObject *
 replay_figures(const nt_replay_figures *f)
 {
     return Py_BuildValue(
-        "{sNsNsNsNsNsNsNsNsNsNsNsO}", "peak", replay_bytes(f->peak), "final",
+        "{sNsNsNsNsNsNsNsNsNsNsNsOsN}", "peak", replay_bytes(f->peak), "final",
         replay_bytes(f->final), "segments", replay_number(f->segments), "device_allocs",
         replay_number(f->device_allocs), "device_frees", replay_number(f->device_frees),
         "ooms", replay_number(f->ooms), "retries", replay_number(f->retries), "waits",
@@ -66,7 +77,8 @@ replay_figures(const nt_replay_figures *f)
         replay_event(f->is_stopped, f->stopped_event), "beyond_event",
         replay_event(f->is_beyond, f->beyond_event), "failed_event",
         replay_event(f->failed_event != NT_EVENT_NEVER, f->failed_event),
-        "start_rebuilt", f->start_rebuilt ? Py_True : Py_False);
+        "start_rebuilt", f->start_rebuilt ? Py_True : Py_False, "reach",
+        replay_reach(&f->reach));
 }
 
 static PyObject *

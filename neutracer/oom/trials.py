@@ -500,20 +500,26 @@ class Trials:
         return (part / _PARTS, trial) if trial.passes else None
 
     @cached_property
-    def _scaled_events(self) -> list[int]:
-        """The requests since the first round whose size is that of a step."""
+    def _scaled_events(self) -> dict[int, list[int]]:
+        """The requests since the first round whose size is that of a step, by size."""
         timeline, rounds = self._case.timeline, self._case.rounds
         assert timeline is not None
         begin, wanted = 0 if rounds is None else rounds.begins[0], _codes(_SCALED)
         made = zip(
             timeline.allocations.codes("alloc_event"), timeline.categories.codes, strict=True
         )
-        return [event for event, code in made if event >= begin and code in wanted]
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        for event, code in made:
+            if event >= begin and code in wanted:
+                found[self._sizes_as_made[event]].append(event)
+        return found
 
     def _scaled(self, part: int) -> Change:
         case, sizes = self._case, self._sizes
-        for event in self._scaled_events:
-            sizes[event] = max(sizes[event] * part // _PARTS, 1)
+        for size, events in self._scaled_events.items():
+            scaled = max(size * part // _PARTS, 1)
+            for event in events:
+                sizes[event] = scaled
         if case.phase.name not in ("optimizer", "loading"):
             sizes[self._event] = max(sizes[self._event] * part // _PARTS, 1)
         name = f"{format_share(part / _PARTS, decimals=0)} of the batch or length"

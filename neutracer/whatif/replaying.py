@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -761,6 +761,35 @@ def side_by_side(
 
 # ---- Replaying ---------------------------------------------------------------------------
 
+# The core's number for no limit.
+_NO_LIMIT = (1 << 64) - 1
+
+# The keywords of the core's `run` that may be others in a run that goes the same way.
+_FREE = ("limit", "device_total", "device_other", "order", "seed")
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A run that was made, and the core's word on which others would have gone the same way."""
+
+    outcome: Outcome
+    options: dict[str, Any]
+    reach: tuple[tuple[int, int], tuple[int, int], tuple[int, int], bool]
+
+    def serves(self, asked: dict[str, Any]) -> bool:
+        """Whether a run with these keywords, the same but for `_FREE`, would be this one."""
+        limits, rooms, reserves, any_order = self.reach
+        total, made = asked["device_total"], self.options["device_total"]
+        room = max(total - asked["device_other"], 0)
+        return (
+            limits[0] <= (asked["limit"] or _NO_LIMIT) <= limits[1]
+            # Of a device of unknown size the core makes one, always the same.
+            and bool(total) == bool(made)
+            and (not total or rooms[0] <= room <= rooms[1])
+            and (total == made or reserves[0] <= total + total // 8 <= reserves[1])
+            and (any_order or all(asked[name] == self.options[name] for name in ("order", "seed")))
+        )
+
 
 class _StoppedError(Exception):
     """Another run has failed."""
@@ -803,7 +832,11 @@ class Replayer:
                 "torch.cuda.memory._record_memory_history()"
             )
         self.edits: Edits | None = None
+        self._start()
+
+    def _start(self) -> None:
         self._stop, self._done = Event(), itertools.count(1)
+        self._made: defaultdict[tuple[object, ...], list[_Made]] = defaultdict(list)
 
     def __getstate__(self) -> dict[str, Any]:
         names = ("version", "snap", "device", "asked", "room", "edits")
@@ -811,7 +844,7 @@ class Replayer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._stop, self._done = Event(), itertools.count(1)
+        self._start()
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -832,6 +865,7 @@ class Replayer:
         """Run the program with these edits from now on."""
         self.edits = edits
         self.changed = self.program.edit(*edits)
+        self._made.clear()
 
     @property
     def recorded_settings(self) -> str:
@@ -945,7 +979,7 @@ class Replayer:
         is_share: bool | None = None,
         **changes: int,
     ) -> Outcome:
-        """The outcome without ranges.
+        """The outcome without ranges; of runs that would go the same way one is made.
 
         Args:
             settings: The text of the settings; None are the recorded ones.
@@ -953,11 +987,18 @@ class Replayer:
             is_share: As for `options`.
             changes: Other keywords of the core's `run`.
         """
-
         assumed = self.limits[0] if limit is None else limit
-        options = {**self.options(assumed, is_share=is_share), **changes}
+        options = {name: self.facts.get(name, 0) for name in _FREE}
+        options |= {**self.options(assumed, is_share=is_share), **changes}
+        rest = sorted((name, value) for name, value in options.items() if name not in _FREE)
+        key = (settings, *rest)
+        made = self._made[key]
+        for one in made:
+            if one.serves(options):
+                return one.outcome
         found = self._asked(settings).run(settings, progress=self._look, **options)
-        return outcome_of(self._name(settings), found)
+        made.append(_Made(outcome_of(self._name(settings), found), options, found["reach"]))
+        return made[-1].outcome
 
     def outcome(self, settings: str | None, runs: int = 0) -> Outcome:
         """The outcome with ranges, from `runs` runs at each limit (0: the core decides)."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,12 +57,16 @@ class _Rows:
 
     def __init__(self, timeline: Timeline) -> None:
         table = timeline.allocations
-        self.events: list[int] = [int(n or 0) for n in table["alloc_event"]]
-        self.ends: list[int] = [int(n or 0) for n in table["free_event"]]
-        self.asked: list[int] = [int(n or 0) for n in table["requested_size"]]
+        self.events: list[int] = table.codes("alloc_event").tolist()
+        self.ends: list[int] = table.codes("free_event").tolist()
+        self.asked: list[int] = table.codes("requested_size").tolist()
         self.codes = timeline.categories.codes
         self.peak = timeline.peak("allocated")
         self.peaks = _peaks(timeline)
+        at, lives = self.peak.event, zip(self.events, self.ends, strict=True)
+        self._at_peak = [
+            row for row, (made, end) in enumerate(lives) if made <= at and not 0 <= end <= at
+        ]
         self.sizes = array("Q", bytes(8 * len(timeline)))
         for event, asked in zip(self.events, self.asked, strict=True):
             if event >= 0:
@@ -70,14 +74,16 @@ class _Rows:
 
     def of(self, *names: str) -> list[int]:
         """The rows of some categories that were allocated within the trace."""
-        wanted = {CATEGORIES.index(name) for name in names}
-        return [
-            row for row, code in enumerate(self.codes) if code in wanted and self.events[row] >= 0
-        ]
+        return self._of(names, range(len(self.codes)))
 
-    def at_peak(self, rows: list[int]) -> list[int]:
-        """The rows alive at the peak."""
-        return self.at([self.peak.event], rows)[0]
+    def at_peak(self, *names: str) -> list[int]:
+        """Those of them that are alive at the peak."""
+        return self._of(names, self._at_peak)
+
+    def _of(self, names: tuple[str, ...], rows: Iterable[int]) -> list[int]:
+        wanted = {CATEGORIES.index(name) for name in names}
+        codes, events = self.codes, self.events
+        return [row for row in rows if codes[row] in wanted and events[row] >= 0]
 
     def at(self, moments: list[int], rows: list[int]) -> list[list[int]]:
         """The rows alive after each of some events, which rise."""
@@ -98,9 +104,9 @@ class _Rows:
             sizes[event] = max(sizes[event] * up // down, 1)
         return sizes
 
-    def bytes(self, rows: list[int]) -> int:
-        """The bytes requested by rows alive at the peak."""
-        return sum(self.asked[row] for row in self.at_peak(rows))
+    def bytes(self, *names: str) -> int:
+        """The bytes requested by rows of some categories that are alive at the peak."""
+        return sum(self.asked[row] for row in self.at_peak(*names))
 
 
 def _peaks(timeline: Timeline) -> list[int]:
@@ -110,7 +116,9 @@ def _peaks(timeline: Timeline) -> list[int]:
         return []
     spans = [range(one.first, min(one.end, len(timeline))) for one in steps]
     spans.append(range(spans[-1].stop if spans else 0, len(timeline)))
-    return [max(span, key=lambda event: allocated[event]) for span in spans if span]
+    values = [allocated[span.start : span.stop].tolist() for span in spans if span]
+    firsts = [span.start for span in spans if span]
+    return [first + one.index(max(one)) for first, one in zip(firsts, values, strict=True)]
 
 
 def changes_of(timeline: Timeline, ranks: int) -> Iterator[Wanted]:
@@ -134,22 +142,22 @@ def _sharded(rows: _Rows, ranks: int) -> Iterator[Wanted]:
         "fully_shard (FSDP2), or ZeRO stage 3; gathered parameters come on top",
     )
     for stage, (names, tool) in enumerate(zip(stages, tools, strict=True), 1):
-        chosen = rows.of(*names)
-        if rows.bytes(rows.of(names[-1])) < _SMALL:
+        if rows.bytes(names[-1]) < _SMALL:
             continue
+        chosen = rows.of(*names)
         nouns = ", ".join(f"{name.replace('_', ' ')}s" for name in names)
         message = f"{nouns} sharded over {ranks} ranks (ZeRO stage {stage})"
         yield Wanted(f"zero_{stage}", message, tool, rows.scaled(chosen, 1, ranks), len(chosen))
 
 
 def _narrower(rows: _Rows) -> Iterator[Wanted]:
-    states = rows.of("optimizer_state")
-    if rows.bytes(states) >= _SMALL:
+    if rows.bytes("optimizer_state") >= _SMALL:
+        states = rows.of("optimizer_state")
         text = "an 8-bit optimizer in place of one with 32-bit state"
         tool = "bitsandbytes.optim.AdamW8bit, or torchao.optim.AdamW8bit"
         yield Wanted("8_bit_optimizer", text, tool, rows.scaled(states, 1, 4), len(states))
-    weights = rows.of("parameter", "gradient")
-    if rows.bytes(weights) >= _SMALL:
+    if rows.bytes("parameter", "gradient") >= _SMALL:
+        weights = rows.of("parameter", "gradient")
         text = "parameters and gradients in bf16, if they are in fp32"
         tool = "model.to(torch.bfloat16), and an optimizer that keeps fp32 copies"
         yield Wanted("bf16", text, tool, rows.scaled(weights, 1, 2), len(weights))
@@ -163,7 +171,7 @@ def _recomputed(rows: _Rows) -> Iterator[Wanted]:
         found, count = _repeated(rows, alive)
         dropped.update(found)
         blocks = max(blocks, count)
-    if rows.bytes(sorted(dropped)) < _SMALL:
+    if sum(rows.asked[row] for row in rows.at_peak("activation") if row in dropped) < _SMALL:
         return
     text = f"activation checkpointing of {blocks} blocks"
     tool = (
@@ -196,13 +204,13 @@ def _repeated(rows: _Rows, kept: list[int]) -> tuple[list[int], int]:
 
 def _logits(rows: _Rows) -> Iterator[Wanted]:
     """The loss over logits in chunks: the largest tensors, if few are that large."""
-    kinds = rows.of("activation", "temporary", "autograd_detail", "gradient", "unknown")
-    alive = rows.at_peak(kinds)
+    kinds = ("activation", "temporary", "autograd_detail", "gradient", "unknown")
+    alive = rows.at_peak(*kinds)
     largest = max((rows.asked[row] for row in alive), default=0)
     as_large = [row for row in alive if largest <= 2 * rows.asked[row]]
     if largest < rows.peak.bytes * _LOGITS_SHARE or len(as_large) > 6:
         return
-    chosen = [row for row in kinds if largest <= 2 * rows.asked[row]]
+    chosen = [row for row in rows.of(*kinds) if largest <= 2 * rows.asked[row]]
     text = f"the largest tensors (logits, most likely) in {_PIECES} chunks"
     tool = "compute head and cross-entropy on one chunk of tokens at a time"
     yield Wanted("logits", text, tool, rows.scaled(chosen, 1, _PIECES), len(chosen))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, product
 from typing import Any, overload
 
@@ -90,11 +91,10 @@ def packing_bound(timeline: Timeline, counts_failed: bool = True) -> Bound:
     wanted, beyond = [most], {}
     if timeline.facts["oom_count"]:
         sizes, so_far = timeline.events.codes("size"), list(accumulate(live, max))
-        for event, action in enumerate(timeline.events["action"]):
-            if action == "oom":
-                size = sizes[event] if counts_failed else 0
-                wanted.append(live[event + 1] + size)
-                beyond[event] = max(so_far[event + 1], wanted[-1])
+        for event in timeline.events.find("action", "oom"):
+            size = sizes[event] if counts_failed else 0
+            wanted.append(live[event + 1] + size)
+            beyond[event] = max(so_far[event + 1], wanted[-1])
     return Bound(most, live.index(most) - 1, max(wanted), beyond)
 
 
@@ -110,9 +110,6 @@ OBJECTIVES = ("fit", "reserved", "speed")
 
 # Segments are multiples of this, so a finer capacity makes no difference.
 _GRAIN = 2 << 20
-
-# The model's assumption for a device of unknown size.
-_ENDLESS = 1 << 40
 
 # More than any device has.
 _MOST = 1 << 50
@@ -200,7 +197,7 @@ def _largest(timeline: Timeline) -> tuple[int, int]:
     largest = max(timeline.allocations.codes("requested_size"), default=0)
     if timeline.facts["oom_count"]:
         sizes = events.codes("size")
-        failed = (sizes[event] for event, name in enumerate(events["action"]) if name == "oom")
+        failed = [sizes[event] for event in events.find("action", "oom")]
         largest = max(largest, *failed)
     lives = zip(segments.codes("size"), segments.codes("alloc_event"), strict=True)
     return largest, max((size for size, made in lives if made < 0), default=0)
@@ -223,75 +220,45 @@ def _rules(settings: str, largest: int, held: int) -> tuple[object, ...]:
     return (tuple(divisions), *split, *rest)
 
 
-def _assumed(replayer: Replayer) -> int:
-    """The memory limit assumed in a run without an explicit one."""
-    limit, high = replayer.limits[0], replayer.facts["limit_high"]
-    return limit or high or replayer.facts["device_total"] or _ENDLESS
-
-
 class _Fitting:
-    """Whether a program succeeds with a number of bytes, run only if no earlier run decides it.
+    """Whether a program succeeds with a number of bytes.
 
     It has to succeed both on a device of that size and under a limit of that size on a larger
     device. The two differ with expandable segments (a limit compares requests, a device needs
     whole pages) and with garbage collection (which starts at a share of a limit).
 
-    A run that succeeded goes the same way with any capacity from its peak up to its own.
-
     Args:
         settings: The settings; None are the recorded ones.
-        known: Their outcome as recorded, or with `replayer.capacity`; None if unknown.
+        cases: Other keywords of `replayer.quick` with which it has to succeed too.
     """
 
-    def __init__(self, replayer: Replayer, settings: str | None, known: Outcome | None) -> None:
-        self._replayer = replayer
-        self._settings = settings
-        self._spans: list[tuple[int, int]] = []
+    def __init__(
+        self, replayer: Replayer, settings: str | None, cases: Iterable[dict[str, int]] = ({},)
+    ) -> None:
         text = replayer.recorded_settings if settings is None else settings
-        self._rules = core.parse_settings(text)
-        differ = self._rules["expandable_segments"] or self._collects
-        self._kinds = (False, True) if differ else (replayer.is_limited,)
-        if known is not None:
-            self._note(known, _assumed(replayer))
-
-    @property
-    def _collects(self) -> bool:
-        return float(self._rules["garbage_collection_threshold"]) > 0.0
+        rules = core.parse_settings(text)
+        collects = float(rules["garbage_collection_threshold"]) > 0.0
+        differ = rules["expandable_segments"] or collects
+        # With a limit on one device more runs go the same way than with other devices.
+        kinds = (True, False) if differ else (replayer.is_limited,)
+        self._quick = partial(replayer.quick, settings)
+        self._cases = [(kind, case) for case in cases for kind in kinds]
 
     def __call__(self, nbytes: int) -> bool:
-        if any(low <= nbytes <= high for low, high in self._spans):
-            return True
-        outcomes = self.runs(nbytes)
-        first = next(outcomes)
-        self._note(first, nbytes)
-        return first.fits and all(outcome.fits for outcome in outcomes)
-
-    def runs(self, nbytes: int, **changes: int) -> Iterator[Outcome]:
-        """The outcomes on a device of that size, and under a limit of that size."""
-        for is_share in self._kinds:
-            yield self._replayer.quick(self._settings, nbytes, is_share=is_share, **changes)
-
-    def _note(self, outcome: Outcome, nbytes: int) -> None:
-        if outcome.fits and len(self._kinds) == 1 and self._is_steady():
-            self._spans.append((outcome.peak_reserved_bytes, nbytes))
-
-    def _is_steady(self) -> bool:
-        """Whether the capacity only decides which requests fail."""
-        return float(self._rules["per_process_memory_fraction"]) == 1.0
+        for at, (is_share, case) in enumerate(self._cases):
+            if not self._quick(nbytes, is_share=is_share, **case).fits:
+                # It is the likeliest to fail with other sizes too.
+                self._cases.insert(0, self._cases.pop(at))
+                return False
+        return True
 
 
 def smallest_capacity(
-    replayer: Replayer,
-    settings: str | None,
-    least: int,
-    *,
-    known: Outcome | None = None,
-    beaten_by: int | None = None,
+    replayer: Replayer, settings: str | None, least: int, *, beaten_by: int | None = None
 ) -> int | None:
     """The least memory with which every request of the program succeeds, a multiple of 2 MiB; None
-    if none was found up to `beaten_by`. `known`: their outcome by `replayer.quick`."""
-    fits = _Fitting(replayer, settings, known)
-    return _least(fits, least, max(least // 4, 1), beaten_by)
+    if none was found up to `beaten_by`."""
+    return _least(_Fitting(replayer, settings), least, max(least // 4, 1), beaten_by)
 
 
 def _least(fits: Callable[[int], bool], least: int, step: int, beaten_by: int | None) -> int | None:
@@ -315,18 +282,13 @@ def _least(fits: Callable[[int], bool], least: int, step: int, beaten_by: int | 
 def confirmed_capacity(replayer: Replayer, settings: str | None, nbytes: int) -> int:
     """`nbytes` of `smallest_capacity`, raised until runs with other address orders and stream
     timings succeed too; `settings` None are the recorded ones."""
-    fitting = _Fitting(replayer, settings, None)
     cases: list[dict[str, int]] = [{}, *({"order": order} for order in _ORDERS)]
     cases += [{"order": _RANDOM, "seed": seed} for seed in _SEEDS]
     if replayer.facts["has_later"]:
         cases += [{"timing": timing} for timing in _TIMINGS]
     if replayer.facts["areas"] and settings is not None:
         cases += [{"begin": begin} for begin in _BEGINS]
-
-    def fits(nbytes: int) -> bool:
-        return all(each.fits for case in cases for each in fitting.runs(nbytes, **case))
-
-    found = _least(fits, nbytes, nbytes // 64, None)
+    found = _least(_Fitting(replayer, settings, cases), nbytes, nbytes // 64, None)
     return nbytes if found is None else found
 
 
@@ -365,15 +327,13 @@ def smallest_capacities(
     replayer: Replayer, outcomes: list[Outcome], found: Survey, beaten_by: int | None = None
 ) -> dict[str, int | None]:
     """The smallest capacity of each outcome, by its settings; arguments as for
-    `smallest_capacity`, with the outcomes of `replayer.quick`."""
+    `smallest_capacity`."""
 
     def search(outcome: Outcome) -> int | None:
         if outcome.settings == replayer.recorded_settings:
             return found.smallest
         least = found.bound.with_failed_bytes
-        return smallest_capacity(
-            replayer, outcome.settings, least, known=outcome, beaten_by=beaten_by
-        )
+        return smallest_capacity(replayer, outcome.settings, least, beaten_by=beaten_by)
 
     needs = replayer.map(search, outcomes)
     return {each.settings: nbytes for each, nbytes in zip(outcomes, needs, strict=True)}

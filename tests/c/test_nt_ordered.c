@@ -86,6 +86,20 @@ NT_TEST(random_changes_follow_a_table)
                               pair.is_in[key] ? key : NT_NONE);
                 pair.is_in[key] = false;
             }
+            /* One of all, to a place near it or anywhere. */
+            const size_t moved = nt_test_random(&seed) % ORDERED_KEYS;
+            const size_t near = nt_test_random(&seed) % (i % 2 == 0 ? 8 : ORDERED_KEYS);
+            const size_t to = (moved + near) % ORDERED_KEYS;
+            if (pair.is_in[moved] && !pair.is_in[to]) {
+                const nt_ordered_entry entry = {ordered_first(to), ordered_second(to),
+                                                (uint32_t)to};
+                NT_CHECK_OK(nt_ordered_move(&pair.set, &hostile.alloc,
+                                            ordered_first(moved), ordered_second(moved),
+                                            entry, NULL),
+                            NULL);
+                pair.is_in[moved] = false;
+                pair.is_in[to] = true;
+            }
             if (i % 16 == 0) {
                 ordered_check_lookups(t, &pair, nt_test_random(&seed) % ORDERED_KEYS);
             }

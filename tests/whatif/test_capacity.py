@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import lzma
 import pickle
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,33 @@ def test_a_limit_is_asked_about_on_a_device_that_holds_it() -> None:
         for is_share in (False, True):
             assert replayer.quick(settings, 200 * MIB, is_share=is_share).fits
             assert not replayer.quick(settings, 170 * MIB, is_share=is_share).fits
+
+
+WAYS: list[dict[str, int]] = [
+    {},
+    {"order": 1, "seed": 1},
+    {"order": 1, "seed": 2},
+    {"order": 3},
+    {"begin": 3},
+    {"timing": 3, "seed": 1},
+    {"timing": 3, "seed": 2},
+]
+ASKED = ["", "expandable_segments:True", COLLECTING, "per_process_memory_fraction:0.5"]
+
+
+@pytest.mark.parametrize("name", ["frag_default", "multi_stream", "whatif/7/frag_default"])
+@pytest.mark.parametrize("settings", ASKED)
+def test_a_run_stands_only_for_those_that_go_its_way(name: str, settings: str) -> None:
+    snap = snapshot(name)
+    shared, chance = Replayer(snap, 0), random.Random(name + settings)
+    peak = shared.quick("").peak_reserved_bytes
+    for _ in range(60):
+        nbytes = int(peak * chance.choice([0.7, 0.95, 0.99, 1, 1.01, 1.2, 2.5]))
+        is_share, way = chance.choice([True, False]), chance.choice(WAYS)
+        alone = Replayer(snap, 0).quick(settings, nbytes, is_share=is_share, **way)
+        assert shared.quick(settings, nbytes, is_share=is_share, **way) == alone
+    made = sum(len(runs) for runs in shared._made.values())
+    assert made < 60
 
 
 def test_recommend_takes_a_share() -> None:

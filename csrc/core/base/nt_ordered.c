@@ -209,6 +209,46 @@ nt_ordered_remove(nt_ordered *set, const nt_alloc *alloc, uint64_t first,
     return value;
 }
 
+/* Whether a key belongs into run `at` as it is. */
+static bool
+ordered_is_of_run(const nt_ordered *set, size_t at, uint64_t first, uint64_t second)
+{
+    const nt_ordered_run *runs = set->runs;
+    return (at == 0 ||
+            ordered_below(runs[at - 1].first, runs[at - 1].second, first, second)) &&
+           (at + 1 == set->run_count ||
+            ordered_below(first, second, runs[at + 1].entries[0].first,
+                          runs[at + 1].entries[0].second));
+}
+
+nt_status
+nt_ordered_move(nt_ordered *set, const nt_alloc *alloc, uint64_t first, uint64_t second,
+                nt_ordered_entry entry, nt_error *err)
+{
+    const size_t at = ordered_find_run(set, first, second);
+    if (!ordered_is_of_run(set, at, entry.first, entry.second)) {
+        (void)nt_ordered_remove(set, alloc, first, second);
+        return nt_ordered_add(set, alloc, entry, err);
+    }
+    nt_ordered_run *run = &set->runs[at];
+    nt_ordered_entry *entries = run->entries;
+    size_t from = ordered_find_place(run, first, second);
+    for (; from + 1 < run->count &&
+           ordered_below(entries[from + 1].first, entries[from + 1].second, entry.first,
+                         entry.second);
+         from++) {
+        entries[from] = entries[from + 1];
+    }
+    for (; from > 0 && ordered_below(entry.first, entry.second, entries[from - 1].first,
+                                     entries[from - 1].second);
+         from--) {
+        entries[from] = entries[from - 1];
+    }
+    entries[from] = entry;
+    ordered_note_last(run);
+    return NT_OK;
+}
+
 nt_ordered_entry
 nt_ordered_from(const nt_ordered *set, uint64_t first, uint64_t second)
 {

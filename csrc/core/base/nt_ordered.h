@@ -36,6 +36,12 @@ uint32_t
 nt_ordered_remove(nt_ordered *set, const nt_alloc *alloc, uint64_t first,
                   uint64_t second);
 
+/* Makes the member under a key, which is there, another one, under a key that is not.
+ */
+nt_status
+nt_ordered_move(nt_ordered *set, const nt_alloc *alloc, uint64_t first, uint64_t second,
+                nt_ordered_entry entry, nt_error *err) NT_CHECKED;
+
 /* The member with the smallest key that is not below this one. */
 nt_ordered_entry
 nt_ordered_from(const nt_ordered *set, uint64_t first, uint64_t second);

@@ -40,6 +40,7 @@ typedef struct allocator_lane {
     nt_ordered loose[NT_POOL_KIND_COUNT]; /* those of `idle` of which something could be
                                            * given back */
     bool is_listed[NT_POOL_KIND_COUNT];   /* among the loose lanes of its pool */
+    bool has_segment[NT_POOL_KIND_COUNT]; /* or had one, or a reservation */
     bool has_places;                      /* somebody asked for them by address: */
     nt_ordered places;                    /* (address, 0): those of `idle` */
     bool has_plain; /* segments don't expand any more, and some did: */
@@ -294,6 +295,35 @@ allocator_unstore(nt_allocator *model, uint32_t block)
     (void)nt_ordered_remove(&lane->idle[b->kind], &model->alloc, b->size, b->address);
 }
 
+/* The same for a free block that is part of one that was in the sets, or has taken it
+ * in: `was`, as it stood there. */
+static nt_status
+allocator_rekey(nt_allocator *model, const allocator_block *was, uint32_t block,
+                nt_error *err)
+{
+    allocator_block *b = allocator_at(model, block);
+    allocator_lane *lane = &model->lanes[b->lane];
+    const nt_ordered_entry entry = {b->size, b->address, block};
+    b->state = ALLOCATOR_FREE;
+    b->u.born = model->pools[lane->pool].calls[b->kind];
+    if (allocator_is_loose(model, was)) {
+        allocator_drop_loose(model, was);
+    }
+    if (allocator_is_loose(model, b)) {
+        NT_TRY(allocator_add_loose(model, block, err));
+    }
+    if (lane->has_places) {
+        NT_TRY(nt_ordered_move(&lane->places, &model->alloc, was->address, 0,
+                               (nt_ordered_entry){b->address, 0, block}, err));
+    }
+    if (lane->has_plain && b->area == NT_NONE) {
+        NT_TRY(nt_ordered_move(&lane->plain[b->kind], &model->alloc, was->size,
+                               was->address, entry, err));
+    }
+    return nt_ordered_move(&lane->idle[b->kind], &model->alloc, was->size, was->address,
+                           entry, err);
+}
+
 /* Keeps the free blocks of the lane's ordinary segments apart from now on. */
 static nt_status
 allocator_part_plain(nt_allocator *model, uint32_t lane, nt_error *err)
@@ -346,7 +376,7 @@ allocator_store_unmapped(nt_allocator *model, uint32_t block, nt_error *err)
 }
 
 /* Cuts the lowest `size` bytes off `block` as a new block of the same state, which is
- * in no set; `block` must not be in one either. */
+ * in no set; where `block` stands in its sets is for the caller to correct. */
 static nt_status
 allocator_cut(nt_allocator *model, uint32_t block, uint64_t size, uint32_t *low,
               nt_error *err)
@@ -361,13 +391,13 @@ allocator_cut(nt_allocator *model, uint32_t block, uint64_t size, uint32_t *low,
     return NT_OK;
 }
 
-/* Takes a free or unmapped neighbour of the same state into `block`. */
+/* Takes a free or unmapped neighbour of the same state, which is in no set any more,
+ * into `block`. */
 static void
 allocator_absorb(nt_allocator *model, uint32_t block, uint32_t other)
 {
     allocator_block *b = allocator_at(model, block);
     const allocator_block *o = allocator_at(model, other);
-    allocator_unstore(model, other);
     if (b->before == other) {
         b->address = o->address;
         b->before = o->before;
@@ -393,9 +423,35 @@ allocator_merge(nt_allocator *model, uint32_t block)
                                allocator_at(model, block)->after};
     for (size_t i = 0; i < 2; i++) {
         if (sides[i] != NT_NONE && model->blocks[sides[i]].state == state) {
+            allocator_unstore(model, sides[i]);
             allocator_absorb(model, block, sides[i]);
         }
     }
+}
+
+/* Puts a free block that is in no set there, joined with its free neighbours. */
+static nt_status
+allocator_join(nt_allocator *model, uint32_t block, nt_error *err)
+{
+    const uint32_t before = allocator_at(model, block)->before;
+    const uint32_t after = allocator_at(model, block)->after;
+    const bool joins_after =
+        after != NT_NONE && model->blocks[after].state == ALLOCATOR_FREE;
+    if (before != NT_NONE && model->blocks[before].state == ALLOCATOR_FREE) {
+        const allocator_block was = *allocator_at(model, before);
+        allocator_absorb(model, block, before);
+        if (joins_after) {
+            allocator_unstore(model, after);
+            allocator_absorb(model, block, after);
+        }
+        return allocator_rekey(model, &was, block, err);
+    }
+    if (joins_after) {
+        const allocator_block was = *allocator_at(model, after);
+        allocator_absorb(model, block, after);
+        return allocator_rekey(model, &was, block, err);
+    }
+    return allocator_store(model, block, err);
 }
 
 /* A block in use becomes free; `block` is no name of it any more. */
@@ -407,8 +463,7 @@ allocator_settle(nt_allocator *model, uint32_t block, nt_error *err)
     model->stats.bytes[NT_METRIC_REQUESTED] -= b->u.requested;
     model->stats.active--;
     b->state = ALLOCATOR_FREE;
-    allocator_merge(model, block);
-    return allocator_store(model, block, err);
+    return allocator_join(model, block, err);
 }
 
 /* Takes a block out of the queue of pending ones, or puts it at the end. */
@@ -444,12 +499,35 @@ allocator_dequeue(nt_allocator *model, uint32_t block)
     model->pools[model->lanes[b->lane].pool].pending--;
 }
 
+/* Whether `bytes` more than what is reserved are within a bound, and how far that would
+ * be so with other bounds. */
+static bool
+allocator_is_within(const nt_allocator *model, uint64_t bound, uint64_t bytes,
+                    nt_allocator_span *span)
+{
+    const uint64_t needed = model->stats.bytes[NT_METRIC_RESERVED] + bytes;
+    if (needed <= bound) {
+        span->least = needed > span->least ? needed : span->least;
+        return true;
+    }
+    span->most = needed - 1 < span->most ? needed - 1 : span->most;
+    return false;
+}
+
 /* Whether the device has `bytes` more for this process. */
 static bool
-allocator_has_room(const nt_allocator *model, uint64_t bytes)
+allocator_has_room(nt_allocator *model, uint64_t bytes)
 {
-    const uint64_t reserved = model->stats.bytes[NT_METRIC_RESERVED];
-    return reserved <= model->device_room && bytes <= model->device_room - reserved;
+    return allocator_is_within(model, model->device_room, bytes, &model->stats.room);
+}
+
+/* Notes that a lane has one more segment or reservation. */
+static void
+allocator_note_segment(nt_allocator *model, uint32_t lane, uint8_t kind)
+{
+    bool *has_segment = &model->lanes[lane].has_segment[kind];
+    model->stats.has_order |= *has_segment;
+    *has_segment = true;
 }
 
 static nt_status
@@ -513,6 +591,11 @@ allocator_open_segment(nt_allocator *model, const allocator_request *request,
     };
     NT_TRY(allocator_take_place(model, &need, &fresh.address, err));
     NT_TRY(allocator_add_block(model, &fresh, block, err));
+    allocator_note_segment(model, fresh.lane, fresh.kind);
+    if (model->options.settings.expandable_segments) {
+        /* It may lie where a reservation did that was large enough. */
+        model->stats.reserve = (nt_allocator_span){.least = UINT64_MAX};
+    }
     allocator_rise(model, NT_METRIC_RESERVED, fresh.size);
     model->stats.segments++;
     model->stats.device_allocs++;
@@ -521,12 +604,41 @@ allocator_open_segment(nt_allocator *model, const allocator_request *request,
     return NT_OK;
 }
 
+static uint64_t
+allocator_page(const nt_allocator *model, uint8_t kind)
+{
+    return nt_page_size(&model->options.settings, kind == NT_POOL_SMALL);
+}
+
+/* Notes that something would have been otherwise had the block's reservation lost more
+ * than so many bytes at its end, or had so many more. */
+static void
+allocator_note_less(nt_allocator *model, uint32_t block, uint64_t bytes)
+{
+    const allocator_block *b = allocator_at(model, block);
+    nt_allocator_span *span = &model->stats.reserve;
+    const uint64_t page = allocator_page(model, b->kind);
+    const uint64_t least = model->areas[b->area].size - bytes / page * page;
+    span->least = least > span->least ? least : span->least;
+}
+
+static void
+allocator_note_more(nt_allocator *model, uint32_t block, uint64_t bytes)
+{
+    const allocator_block *b = allocator_at(model, block);
+    nt_allocator_span *span = &model->stats.reserve;
+    /* A reservation has up to a page more than nine eighths of the device. */
+    const uint64_t page = allocator_page(model, b->kind);
+    const uint64_t most = model->areas[b->area].size + bytes - 1;
+    span->most = most - page < span->most ? most - page : span->most;
+}
+
 /* Whether the blocks from here on that nobody uses have `size` bytes together; *end is
  * where those end that were looked at. */
 static bool
-allocator_has_space(const nt_allocator *model, uint32_t block, uint64_t size,
-                    uint64_t *end)
+allocator_has_space(nt_allocator *model, uint32_t block, uint64_t size, uint64_t *end)
 {
+    const uint32_t first = block;
     uint64_t bytes = 0;
     while (bytes < size && block != NT_NONE) {
         const allocator_block *b = allocator_at(model, block);
@@ -537,11 +649,16 @@ allocator_has_space(const nt_allocator *model, uint32_t block, uint64_t size,
         *end = b->address + b->size;
         block = b->after;
     }
+    if (bytes < size) {
+        allocator_note_more(model, first, size - bytes);
+    } else if (block == NT_NONE) {
+        allocator_note_less(model, first, bytes - size);
+    }
     return bytes >= size;
 }
 
 static uint32_t
-allocator_find_space(const nt_allocator *model, const allocator_request *request)
+allocator_find_space(nt_allocator *model, const allocator_request *request)
 {
     const nt_ordered *set = &model->lanes[request->lane].unmapped[request->kind];
     nt_ordered_entry entry = nt_ordered_from(set, 0, 0);
@@ -563,12 +680,6 @@ allocator_find_space(const nt_allocator *model, const allocator_request *request
 
 /* What counts as the bytes of an endless device here: addresses are not endless. */
 #define ALLOCATOR_ENDLESS (UINT64_C(1) << 44)
-
-static uint64_t
-allocator_page(const nt_allocator *model, uint8_t kind)
-{
-    return nt_page_size(&model->options.settings, kind == NT_POOL_SMALL);
-}
 
 uint64_t
 nt_allocator_reservation_size(const nt_allocator *model, bool small)
@@ -614,6 +725,8 @@ allocator_reserve(nt_allocator *model, const allocator_request *request,
     };
     *block = NT_NONE;
     if (area.size < request->rounded) {
+        /* A larger one would have been there, though with no room for its pages. */
+        model->stats.reserve = (nt_allocator_span){.least = UINT64_MAX};
         return NT_OK;
     }
     allocator_block fresh = {
@@ -626,8 +739,10 @@ allocator_reserve(nt_allocator *model, const allocator_request *request,
     };
     NT_TRY(allocator_take_place(model, &need, &area.address, err));
     fresh.address = area.address;
+    allocator_note_segment(model, fresh.lane, fresh.kind);
     NT_TRY(allocator_add_area(model, &area, &fresh.area, err));
     NT_TRY(allocator_add_block(model, &fresh, block, err));
+    allocator_note_less(model, *block, area.size - request->rounded);
     return allocator_store_unmapped(model, *block, err);
 }
 
@@ -712,9 +827,9 @@ static nt_status
 allocator_open(nt_allocator *model, const allocator_request *request, uint32_t *block,
                nt_error *err)
 {
-    const uint64_t reserved = model->stats.bytes[NT_METRIC_RESERVED];
     *block = NT_NONE;
-    if (reserved > model->limit || request->segment > model->limit - reserved) {
+    if (!allocator_is_within(model, model->limit, request->segment,
+                             &model->stats.limit)) {
         return NT_OK;
     }
     if (request->expands) {
@@ -1129,6 +1244,7 @@ nt_allocator_adopt(nt_allocator *model, const nt_allocator_area *area, uint32_t 
     } else {
         model->stats.segments++;
     }
+    allocator_note_segment(model, area->lane, next.kind);
     uint32_t row = NT_NONE, first = NT_NONE;
     for (size_t i = 0; i < area->count; i++) {
         next.size = area->pieces[i].size;
@@ -1556,6 +1672,11 @@ allocator_find_limits(nt_allocator *model)
         model->gc_limit =
             allocator_fraction(settings->garbage_collection_threshold, model->limit);
     }
+    if (settings->garbage_collection_threshold > 0 ||
+        settings->per_process_memory_fraction < 1) {
+        /* It is not only held against requests, or is a share of the device. */
+        model->stats.limit = (nt_allocator_span){model->limit, model->limit};
+    }
     model->device_room = NT_LARGEST_DEVICE;
     if (options->device_total != 0) {
         model->device_room = options->device_total > options->device_other
@@ -1626,6 +1747,9 @@ nt_allocator_new(const nt_alloc *alloc, const nt_allocator_options *options,
         .first_pending = NT_NONE,
         .last_pending = NT_NONE,
         .first_loose = NT_NONE,
+        .stats = {.limit.most = NT_UNLIMITED,
+                  .room.most = NT_UNLIMITED,
+                  .reserve.most = NT_UNLIMITED},
     };
     if (model->options.version == 0) {
         model->options.version = ALLOCATOR_NEWEST;
@@ -1686,9 +1810,39 @@ allocator_expandable_size(const nt_allocator *model, uint32_t block)
                : b->size;
 }
 
+/* Whether what is unmapped behind a block is the end of its reservation. */
+static bool
+allocator_has_end(const nt_allocator *model, uint32_t block)
+{
+    const uint32_t after = allocator_at(model, block)->after;
+    return after != NT_NONE && model->blocks[after].state == ALLOCATOR_UNMAPPED &&
+           model->blocks[after].after == NT_NONE;
+}
+
+/* Whether a block is smaller than another, as PyTorch counts them; one may be larger by
+ * the end of its reservation. */
+static bool
+allocator_is_smaller(nt_allocator *model, uint32_t block, uint32_t other)
+{
+    const uint64_t a = allocator_expandable_size(model, block);
+    const uint64_t b = allocator_expandable_size(model, other);
+    const bool has_end = allocator_has_end(model, block);
+    if (has_end != allocator_has_end(model, other)) {
+        const uint32_t end = has_end ? block : other;
+        const uint64_t ends = has_end ? a : b, not_ends = has_end ? b : a;
+        if (ends >= not_ends) {
+            allocator_note_less(model, end, ends - not_ends - (ends > not_ends));
+        }
+        if (ends <= not_ends) {
+            allocator_note_more(model, end, not_ends - ends);
+        }
+    }
+    return a < b;
+}
+
 /* The best fit among the free blocks of the request's stream, or NT_NONE. */
 static uint32_t
-allocator_look_up(const nt_allocator *model, const allocator_request *request)
+allocator_look_up(nt_allocator *model, const allocator_request *request)
 {
     const allocator_lane *lane = &model->lanes[request->lane];
     const nt_ordered *set = lane->has_plain && !request->expands
@@ -1697,9 +1851,9 @@ allocator_look_up(const nt_allocator *model, const allocator_request *request)
     nt_ordered_entry best = nt_ordered_from(set, request->rounded, 0);
     while (best.value != NT_NONE && model->blocks[best.value].area != NT_NONE) {
         const nt_ordered_entry next = nt_ordered_after(set, best.first, best.second);
-        if (request->expands && (next.value == NT_NONE ||
-                                 allocator_expandable_size(model, next.value) >=
-                                     allocator_expandable_size(model, best.value))) {
+        if (request->expands &&
+            (next.value == NT_NONE ||
+             !allocator_is_smaller(model, next.value, best.value))) {
             break;
         }
         best = next;
@@ -1710,22 +1864,18 @@ allocator_look_up(const nt_allocator *model, const allocator_request *request)
                : NT_NONE;
 }
 
-/* The same, counted as a search and taken out. */
+/* The same, counted as a search. */
 static uint32_t
 allocator_find(nt_allocator *model, const allocator_request *request)
 {
     if (model->gc_limit != NT_UNLIMITED) {
         model->pools[request->pool].calls[request->kind]++;
     }
-    const uint32_t block = allocator_look_up(model, request);
-    if (block != NT_NONE) {
-        allocator_unstore(model, block);
-    }
-    return block;
+    return allocator_look_up(model, request);
 }
 
-/* A free block of the request's stream in one of the pools that lend theirs; there it
- * is served as if segments did not expand. */
+/* A free block of the request's stream, taken out of one of the pools that lend theirs;
+ * there it is served as if segments did not expand. */
 static uint32_t
 allocator_borrow(nt_allocator *model, allocator_request *request)
 {
@@ -1744,6 +1894,7 @@ allocator_borrow(nt_allocator *model, allocator_request *request)
                 other.expands = false;
                 const uint32_t block = allocator_find(model, &other);
                 if (block != NT_NONE) {
+                    allocator_unstore(model, block);
                     *request = other;
                     return block;
                 }
@@ -1851,12 +2002,21 @@ nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_
     allocator_request request;
     NT_TRY(allocator_make_request(model, lane, nbytes, &request, err));
     uint32_t found = allocator_find(model, &request);
-    if (found == NT_NONE) {
+    const bool is_stored = found != NT_NONE;
+    if (!is_stored) {
         NT_TRY(allocator_struggle(model, &request, &found, err));
     }
     if (found != NT_NONE) {
-        if (allocator_has_rest(model, &request, found)) {
+        const bool has_rest = allocator_has_rest(model, &request, found);
+        if (has_rest && is_stored) {
+            const allocator_block was = *allocator_at(model, found);
+            const uint32_t rest = found;
+            NT_TRY(allocator_cut(model, rest, request.rounded, &found, err));
+            NT_TRY(allocator_rekey(model, &was, rest, err));
+        } else if (has_rest) {
             NT_TRY(allocator_split(model, &found, request.rounded, err));
+        } else if (is_stored) {
+            allocator_unstore(model, found);
         }
         allocator_hand_out(model, found, nbytes, tag);
     }
@@ -1880,7 +2040,7 @@ allocator_find_cover(nt_allocator *model, uint32_t lane, uint64_t address,
 }
 
 bool
-nt_allocator_leads_to(const nt_allocator *model, uint32_t lane, uint64_t nbytes,
+nt_allocator_leads_to(nt_allocator *model, uint32_t lane, uint64_t nbytes,
                       uint64_t address)
 {
     allocator_request request;

@@ -67,7 +67,13 @@ typedef struct nt_allocator_options {
     nt_allocator_observer observer; /* tell NULL: nobody listens */
 } nt_allocator_options;
 
-/* What PyTorch's memory_stats() counts, for both pools together. */
+/* Bytes that a bound may be and let through what it let through, and nothing else. */
+typedef struct nt_allocator_span {
+    uint64_t least, most;
+} nt_allocator_span;
+
+/* What PyTorch's memory_stats() counts, for both pools together; and what did not
+ * matter to it. */
 typedef struct nt_allocator_stats {
     uint64_t bytes[NT_METRIC_COUNT]; /* now */
     uint64_t peak[NT_METRIC_COUNT];  /* since the model was new, or since reset */
@@ -75,7 +81,14 @@ typedef struct nt_allocator_stats {
     uint64_t segments;               /* not expandable ones */
     uint64_t device_allocs, device_frees;
     uint64_t ooms, retries;
-    uint64_t waits; /* for all streams */
+    uint64_t waits;          /* for all streams */
+    nt_allocator_span limit; /* for PyTorch's limit; NT_UNLIMITED: none */
+    nt_allocator_span room;  /* for the bytes that the device has for this process */
+    nt_allocator_span
+        reserve;    /* for nine eighths of the device, which reservations have
+                     */
+    bool has_order; /* some stream had several segments of one kind in a pool: their
+                     * order decides between blocks of one size */
 } nt_allocator_stats;
 
 typedef struct nt_allocator nt_allocator;
@@ -124,7 +137,7 @@ nt_allocator_malloc(nt_allocator *model, uint32_t lane, uint64_t nbytes, uint32_
 /* Whether best fit would serve such a request of the lane from a free block that begins
  * at `address`. */
 bool
-nt_allocator_leads_to(const nt_allocator *model, uint32_t lane, uint64_t nbytes,
+nt_allocator_leads_to(nt_allocator *model, uint32_t lane, uint64_t nbytes,
                       uint64_t address);
 
 /* A block that PyTorch puts back where it lay, as it does when it restores the private

@@ -1531,16 +1531,27 @@ sequel_note(sequel_maker *m, size_t i, uint32_t round)
         if (round != NT_NONE) {
             block->round = round;
             NT_TRY(sequel_name(m, round, m->stacks[step->event], &block->key));
-            NT_TRY(nt_map_set(&m->slots, sequel_pair(round, block->key), step->slot,
-                              m->err));
         }
         m->of_slot[step->slot] = *block;
         return NT_OK;
     }
     *block = m->of_slot[step->slot];
-    if (step->kind != NT_PROGRAM_FREE_LATER && block->round != NT_NONE) {
-        (void)nt_map_remove(&m->slots, sequel_pair(block->round, block->key));
+    if (step->kind != NT_PROGRAM_FREE_LATER) {
         m->of_slot[step->slot] = (sequel_block){NT_NONE, NT_NONE};
+    }
+    return NT_OK;
+}
+
+/* Notes the blocks of the rounds that are in use where the request failed. */
+static nt_status
+sequel_note_live(sequel_maker *m)
+{
+    for (uint32_t slot = 0; slot < m->from->slot_count; slot++) {
+        const sequel_block block = m->of_slot[slot];
+        if (block.round != NT_NONE) {
+            NT_TRY(nt_map_set(&m->slots, sequel_pair(block.round, block.key), slot,
+                              m->err));
+        }
     }
     return NT_OK;
 }
@@ -1767,6 +1778,9 @@ nt_program_go_on(const nt_alloc *alloc, const nt_program *from,
     nt_status status = sequel_open(&m, alloc);
     if (status == NT_OK) {
         status = sequel_put_recorded(&m);
+    }
+    if (status == NT_OK) {
+        status = sequel_note_live(&m);
     }
     if (status == NT_OK) {
         status = sequel_put_made_up(&m);

@@ -1805,6 +1805,35 @@ replay_go(replay *r, const nt_progress *progress, const nt_replay_series *series
     return NT_OK;
 }
 
+static nt_replay_reach
+replay_find_reach(const replay *r)
+{
+    const nt_replay_options *o = &r->options;
+    const nt_allocator_stats *stats = nt_allocator_get_stats(r->model);
+    nt_replay_reach reach = {
+        .limit = stats->limit,
+        .room = stats->room,
+        .reserve = stats->reserve,
+        .any_order = !stats->has_order && o->timing != NT_TIMING_MIXED &&
+                     (o->silence.share == 0 || o->silence.share == UINT32_MAX),
+    };
+    if (o->order == NT_ORDER_RANDOM && stats->has_order) {
+        /* Places are drawn among as many as there are of their size, a power of two. */
+        const uint64_t place = UINT64_C(1) << r->places.shift, low = place / 2;
+        const uint64_t least = low + low / 8 + 2;
+        const uint64_t most = place - nt_page_size(&o->settings, false);
+        reach.reserve.least = least > reach.reserve.least ? least : reach.reserve.least;
+        reach.reserve.most = most < reach.reserve.most ? most : reach.reserve.most;
+    }
+    for (size_t i = 0; i < r->program->area_count; i++) {
+        if (r->program->areas[i].is_expandable) {
+            /* Reservations of the trace were as large as its device. */
+            reach.reserve = (nt_allocator_span){.least = UINT64_MAX};
+        }
+    }
+    return reach;
+}
+
 static void
 replay_sum_up(replay *r)
 {
@@ -1818,6 +1847,7 @@ replay_sum_up(replay *r)
     f->ooms = stats->ooms;
     f->retries = stats->retries;
     f->waits = stats->waits;
+    f->reach = replay_find_reach(r);
 }
 
 static nt_status

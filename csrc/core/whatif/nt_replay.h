@@ -81,6 +81,14 @@ typedef struct nt_replay_options {
 nt_replay_options
 nt_replay_default(const nt_program *program);
 
+/* With which other options a run would have gone the same way. */
+typedef struct nt_replay_reach {
+    nt_allocator_span limit;   /* of nt_replay_options; NT_UNLIMITED stands for none */
+    nt_allocator_span room;    /* device_total without device_other */
+    nt_allocator_span reserve; /* device_total and an eighth of it, rounded down */
+    bool any_order;            /* and seed */
+} nt_replay_reach;
+
 typedef struct nt_replay_figures {
     uint64_t peak[NT_METRIC_COUNT], final[NT_METRIC_COUNT]; /* bytes */
     uint64_t segments;      /* at the end; expandable ones do not count */
@@ -95,6 +103,7 @@ typedef struct nt_replay_figures {
     int32_t failed_event;  /* the first request that failed and had not when it was
                             * recorded, or NT_EVENT_NEVER */
     bool start_rebuilt;    /* the start is not a copy: its blocks were allocated anew */
+    nt_replay_reach reach;
 } nt_replay_figures;
 
 /* Values after each event of the trace, nt_timeline_event_count() of each that is not
