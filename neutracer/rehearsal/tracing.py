@@ -234,8 +234,11 @@ def _plain(tensor: Tensor) -> list[Tensor]:
 class Tracing(TorchDispatchMode):  # type: ignore[misc]
     """Records the memory of each operator, above a FakeTensorMode."""
 
-    def __init__(self, requests: Requests, fake: FakeTensorMode, kernels: Kernels) -> None:
+    def __init__(
+        self, requests: Requests, fake: FakeTensorMode, kernels: Kernels, devices: int
+    ) -> None:
         super().__init__()
+        self.devices = devices
         self.requests, self.fake, self.kernels = requests, fake, kernels
         self.attention = Attention(kernels.card)
         self.notes = Notes()
@@ -323,11 +326,15 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
             requests.free(handle, stack)
 
     def _is_fresh(self, tensor: Tensor) -> bool:
-        return bool(
-            tensor.device.type == "cuda"
-            and isinstance(tensor, FakeTensor)
-            and tensor.untyped_storage()._cdata not in self._handles
-        )
+        if tensor.device.type != "cuda" or not isinstance(tensor, FakeTensor):
+            return False
+        self.check(tensor.device.index)
+        return tensor.untyped_storage()._cdata not in self._handles
+
+    def check(self, device: int) -> None:
+        """Refuse a device that is not there, as CUDA does."""
+        if device >= self.devices:
+            raise torch.AcceleratorError("CUDA error: invalid device ordinal")
 
     def _hold(self, tensor: Tensor, stack: int) -> None:
         storage = tensor.untyped_storage()
