@@ -160,8 +160,9 @@ def _ended(code: int, before: Collection[threading.Thread]) -> int:
 def _finish(run: Any, options: argparse.Namespace, finding: Finding | None) -> int:
     """Save a snapshot, print its report, return the exit code."""
     snap, failure = run.snapshot(), run.failure
-    ran_out = any(action == "oom" for action in snap.events["action"])
-    if len(snap.events):
+    refused = bool(run.requests.refused_bytes)
+    ran_out = refused or "oom" in snap.events["action"]
+    if len(snap.events) or refused:
         try:
             snap.save(options.output)
         except (NeutracerError, OSError, ValueError) as error:
@@ -180,7 +181,8 @@ def _finish(run: Any, options: argparse.Namespace, finding: Finding | None) -> i
         print_report(report, options, sys.stdout, *more)
     if failure:
         kept = f"; the part rehearsed so far is in {options.output}" if len(snap.events) else ""
-        return complain(f"{failure}{kept}")
+        code = complain(f"{failure}{kept}")
+        return 1 if refused else code
     return 1 if ran_out else 0
 
 
@@ -222,7 +224,7 @@ def _needs(options: argparse.Namespace, command: list[str], batch: int, path: st
     words += ["-m"] if options.module else []
     words += ["--", *_with_batch(options, command, batch, variables)]
     done = subprocess.run(words, env=variables, capture_output=True, text=True, errors="replace")
-    if done.returncode:
+    if done.returncode > 1 or done.returncode < 0:
         reason = (done.stderr.strip().splitlines() or ["it ended early"])[-1]
         reason = reason.removeprefix("neutracer: ").partition("; the part rehearsed")[0]
         raise NeutracerError(f"with a batch of {batch:,}: {reason}")

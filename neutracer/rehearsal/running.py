@@ -60,7 +60,7 @@ class Run:
         self.card, self.capacity, self.settings = card, capacity, settings
         self.steps, self.world_size, self.strategy = steps, world_size, strategy
         self.modules = modules
-        self.requests = Requests()
+        self.requests = Requests(capacity)
         self.failure, self.steps_done = "", 0
         self.notes: tuple[str, ...] = ()
         self.uncertain: dict[str, tuple[int, int]] = {}
