@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from neutracer.cli.parts import (
     add_command,
@@ -121,7 +121,17 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
 def _rehearse(options: argparse.Namespace) -> int:
     command = program_of(options)
     finding: Finding | None = None
-    threads = set(threading.enumerate())
+    threads, streams = set(threading.enumerate()), (sys.stdout, sys.stderr)
+
+    def leave(run: Any) -> NoReturn:
+        sys.stdout, sys.stderr = streams
+        code = 2
+        try:
+            code = _finish(run, options, finding)
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
+
     try:
         check_output(options.output, *([] if options.module else command[:1]))
         if options.largest_batch:
@@ -139,6 +149,7 @@ def _rehearse(options: argparse.Namespace) -> int:
             world_size=options.world_size,
             modules=options.modules,
             capacity=device_size(options.capacity),
+            leave=leave,
         )
     except OSError as error:
         return complain_of(command[0], error)

@@ -782,6 +782,28 @@ def test_thread_that_the_program_would_end_keeps_nothing(
     assert "1 thread of the program had not ended" in done.stderr
 
 
+def test_program_that_catches_everything_ends_after_its_steps(
+    with_torch: Imported, tmp_path: Path
+) -> None:
+    program, out = tmp_path / "train.py", tmp_path / "out.pickle"
+    text = (
+        "import torch\n"
+        "model = torch.nn.Linear(8, 8).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "while True:\n"
+        "    try:\n"
+        "        model(torch.ones(8, device='cuda')).sum().backward()\n"
+        "        optimizer.step()\n"
+        "    except BaseException:\n"
+        "        pass\n"
+    )
+    program.write_text(text, encoding="utf-8")
+    done = with_torch.neutracer("rehearse", "-o", str(out), str(program))
+    assert done.returncode == 0
+    assert "3 steps on NVIDIA H200" in done.stdout
+    assert neutracer.load(out).rehearsed
+
+
 @pytest.mark.parametrize(("code", "said"), [(0, "it fits"), (3, "ended itself")])
 def test_program_that_leaves_at_once_is_told(
     with_torch: Imported, code: int, said: str, tmp_path: Path
