@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from typing import Any
 
 from neutracer.cli.parts import (
@@ -22,6 +21,7 @@ from neutracer.errors import NeutracerError
 from neutracer.rank.reduce import listed
 from neutracer.rank.report import RanksReport, ranks_of
 from neutracer.rank.watch import stored_ranks
+from neutracer.trace.source import tell, working
 
 _EXAMPLE = """example:
   neutracer ranks neutracer-run                  # the folder with the files of all ranks
@@ -73,17 +73,12 @@ def _report(options: argparse.Namespace) -> RanksReport:
         return stored_ranks(options.store)
     found = listed(options.sources)
     check_written(options.output, *found[0])
-    progress = _progress() if sys.stderr.isatty() else None
-    return ranks_of(options.sources, found, progress=progress)
-
-
-def _progress() -> Any:
-    def show_progress(done: int, total: int) -> None:
-        end = "\n" if done == total else ""
-        sys.stderr.write(f"\r{done:,} of {total:,} files{end}")
-        sys.stderr.flush()
-
-    return show_progress
+    with working():
+        return ranks_of(
+            options.sources,
+            found,
+            progress=lambda done, total: tell(f"{done:,} of {total:,} files"),
+        )
 
 
 def _show(report: RanksReport, options: argparse.Namespace) -> int:
