@@ -219,7 +219,10 @@ class _Unwritten:
         if not isinstance(path, str | bytes | os.PathLike):
             return False
         full = os.path.realpath(os.fsdecode(path))
-        inside = os.path.realpath(os.getcwd()) + os.sep
+        try:
+            inside = os.path.realpath(os.getcwd()) + os.sep
+        except FileNotFoundError:
+            inside = "\0"  # The program removed its folder: nothing is inside.
         if full.startswith(self._temporary) and not full.startswith(inside):
             return False
         return not full.startswith(("/dev/", "/proc/"))
@@ -243,12 +246,12 @@ class _Unwritten:
         if isinstance(f, str | os.PathLike):
             self.note(f)
 
-    def making(self) -> Callable[..., None]:
+    def making(self, plain: Any) -> Callable[..., None]:
         def make(name: Any, *args: Any, **kwargs: Any) -> None:
             if not self._exists(name):
                 self.note(name)
 
-        return self._unless_temporary(os.makedirs, make)
+        return self._unless_temporary(plain, make)
 
     def changing(self, plain: Any, what: str, at: int = 0) -> Callable[..., Any]:
         """Stands in for a function that changes the file its argument `at` names."""
@@ -289,8 +292,8 @@ class _Unwritten:
             (io, "open", self.open),
             (os, "open", self.os_open),
             (torch, "save", self.save),
-            (os, "mkdir", self.making()),
-            (os, "makedirs", self.making()),
+            (os, "mkdir", self.making(os.mkdir)),
+            (os, "makedirs", self.making(os.makedirs)),
             (shutil, "rmtree", self.changing(shutil.rmtree, "removed")),
             (shutil, "move", self.changing(shutil.move, "written", 1)),
         ]
@@ -416,6 +419,7 @@ def rehearse_script(
     exits: list[BaseException] = []
     room = {"devices": max(run.world_size, 1), "capacity": run.capacity}
     with ExitStack() as stack:
+        stack.callback(os.chdir, os.getcwd())
         tracing = stack.enter_context(pretending(run.card, run.requests, **room))
         stack.enter_context(_marked(run, tracing))
 

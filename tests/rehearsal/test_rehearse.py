@@ -782,6 +782,28 @@ def test_thread_that_the_program_would_end_keeps_nothing(
     assert "1 thread of the program had not ended" in done.stderr
 
 
+def test_program_in_a_temporary_folder_that_it_removes(
+    with_torch: Imported, tmp_path: Path
+) -> None:
+    program, out = tmp_path / "train.py", tmp_path / "out.pickle"
+    text = (
+        "import os, tempfile, torch\n"
+        "folder = tempfile.mkdtemp()\n"
+        "os.makedirs(os.path.join(folder, 'a', 'b'))\n"
+        "os.removedirs(os.path.join(folder, 'a', 'b'))\n"
+        "os.chdir(tempfile.mkdtemp())\n"
+        "os.rmdir(os.getcwd())\n"
+        "torch.ones(8, device='cuda')\n"
+        "os.path.exists('/') and open('/dev/null', 'w')\n"
+        "print('there:', os.path.exists(folder))\n"
+    )
+    program.write_text(text, encoding="utf-8")
+    done = with_torch.neutracer("rehearse", "-o", "out.pickle", str(program), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "there: False" in done.stdout
+    assert out.exists()
+
+
 def test_program_that_catches_everything_ends_after_its_steps(
     with_torch: Imported, tmp_path: Path
 ) -> None:
