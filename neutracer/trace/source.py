@@ -213,10 +213,12 @@ def _left(folder: Path, most: int | None, used: int | None, cache: str) -> int |
 # The least size of a file whose loading shows progress on a terminal.
 _LONG_FILE = 256 << 20
 
-# The delay before the progress line appears, on a terminal and elsewhere, and its refresh interval.
+# The delay before the progress line appears, and its refresh interval.
 _WAIT_S = 1.0
-_PIPE_WAIT_S = 2.0
 _PACE_S = 0.2
+
+#: The delay of the one sentence where standard error is no terminal.
+PIPE_WAIT_S = 2.0
 
 # Erases the progress line.
 _ERASE = "\r" + " " * 60 + "\r"
@@ -236,12 +238,10 @@ class _Display:
 
     def _run(self) -> None:
         begun, is_terminal = time.monotonic(), sys.stderr.isatty()
-        if self._ended.wait(_WAIT_S if is_terminal else _PIPE_WAIT_S):
+        if self._ended.wait(_WAIT_S if is_terminal else PIPE_WAIT_S):
             return
         if not is_terminal:
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.write("neutracer: working: this takes more than a few seconds\n")
-                sys.stderr.flush()
+            say_working()
             return
         show, end = _line()
         try:
@@ -255,6 +255,13 @@ class _Display:
         """Erase the line; idempotent."""
         self._ended.set()
         self._thread.join()
+
+
+def say_working() -> None:
+    """Say that a command is under way, where no line shows how far it is."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write("neutracer: working: this takes more than a few seconds\n")
+        sys.stderr.flush()
 
 
 _display: _Display | None = None

@@ -90,7 +90,7 @@ def at_once(monkeypatch):
 
 
 def test_a_pipe_gets_one_line(at_once, monkeypatch):
-    monkeypatch.setattr(module, "_PIPE_WAIT_S", 0.0)
+    monkeypatch.setattr(module, "PIPE_WAIT_S", 0.0)
     monkeypatch.setattr(sys, "stderr", Pipe())
     with module.working():
         assert shows(sys.stderr, "working")
