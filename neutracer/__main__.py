@@ -1,8 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m neutracer`."""
+"""The command `neutracer`, and `python -m neutracer`."""
 
 import os
 import sys
+
+
+def main() -> int:
+    """Run the command line; Ctrl-C during its imports ends it without a traceback."""
+    try:
+        from neutracer.cli.main import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
     # Python has put the current folder first, where a script may be called as a module that is
@@ -10,6 +21,4 @@ if __name__ == "__main__":
     # its own.
     if not getattr(sys.flags, "safe_path", False) and sys.path[:1] == [os.getcwd()]:
         del sys.path[0]
-    from neutracer.cli.main import main
-
     sys.exit(main())

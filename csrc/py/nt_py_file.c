@@ -20,8 +20,26 @@ typedef struct load_input {
     PyObject *reader;  /* borrowed */
     nt_budget *budget; /* what is read is drawn from it */
     size_t limit;      /* the caller's bound for it */
+    size_t taken;      /* bytes that were read */
     nt_py_progress *progress;
 } load_input;
+
+/* The memory that the bytes of a pickle may take, and that of a small one. Snapshots
+ * take up to five times their bytes; an empty container, which is one byte, takes 40 or
+ * more. */
+#define LOAD_RATIO 16
+#define LOAD_FLOOR ((size_t)16 << 20)
+
+/* Bounds a budget by what the bytes read so far may take, and by `limit`. */
+static void
+load_bound(nt_budget *budget, size_t limit, size_t bytes)
+{
+    const size_t most = LOAD_FLOOR + LOAD_RATIO * bytes;
+    budget->limit = most < limit ? most : limit;
+    if (budget->limit < budget->used) {
+        budget->limit = budget->used;
+    }
+}
 
 /* With the GIL, after read(2) failed: 0 to try again, or an exception is set. */
 static int
@@ -44,6 +62,8 @@ load_read_fd(void *ctx, void *buffer, size_t capacity, size_t *count)
         const ssize_t got = read(input->fd, buffer, capacity);
         if (got >= 0) {
             *count = (size_t)got;
+            input->taken += *count;
+            load_bound(input->budget, input->limit, input->taken);
             return 0;
         }
         const int error = errno;
@@ -56,8 +76,9 @@ load_read_fd(void *ctx, void *buffer, size_t capacity, size_t *count)
     }
 }
 
-/* A reader of packed data allows so much memory for the bytes that it has taken so far
- * (its `allowance`); others leave the budget as it is. -1 with an exception. */
+/* A reader of packed data allows so much memory for the packed bytes that it has taken
+ * so far (its `allowance`); others leave that to the bytes read. -1 with an exception.
+ */
 static int
 load_heed_allowance(load_input *input)
 {
@@ -67,6 +88,7 @@ load_heed_allowance(load_input *input)
             return -1;
         }
         PyErr_Clear();
+        load_bound(input->budget, input->limit, input->taken);
         return 0;
     }
     const size_t bytes =
@@ -75,10 +97,8 @@ load_heed_allowance(load_input *input)
     if (PyErr_Occurred()) {
         return -1;
     }
-    input->budget->limit = bytes < input->limit ? bytes : input->limit;
-    if (input->budget->limit < input->budget->used) {
-        input->budget->limit = input->budget->used;
-    }
+    load_bound(input->budget, bytes < input->limit ? bytes : input->limit,
+               input->taken);
     return 0;
 }
 
@@ -99,6 +119,7 @@ load_read_object(void *ctx, void *buffer, size_t capacity, size_t *count)
     if (!failed) {
         *count = (size_t)PyBytes_GET_SIZE(bytes);
         memcpy(buffer, PyBytes_AS_STRING(bytes), *count);
+        input->taken += *count;
     }
     Py_XDECREF(bytes);
     failed = failed || load_heed_allowance(input) < 0;
@@ -111,9 +132,9 @@ static nt_status
 load_refuse(const nt_budget *budget, size_t limit, nt_error *err)
 {
     if (budget->limit < limit) {
-        return nt_fail(err, NT_LIMIT, NT_NO_OFFSET,
-                       "what is packed in it takes far more memory than a snapshot of "
-                       "its size");
+        return nt_fail(
+            err, NT_LIMIT, NT_NO_OFFSET,
+            "what is in it takes far more memory than a snapshot of its size");
     }
     return nt_fail(err, NT_LIMIT, NT_NO_OFFSET,
                    "reading it takes more than the %zu bytes that max_memory allows",
@@ -122,18 +143,18 @@ load_refuse(const nt_budget *budget, size_t limit, nt_error *err)
 
 /* Reads `source`, whose window is set up, into `object`. */
 static PyObject *
-load_run(nt_py_snapshot *object, nt_source *source, nt_py_progress *progress,
-         PyObject *callback)
+load_run(nt_py_snapshot *object, nt_source *source, size_t limit,
+         nt_py_progress *progress, PyObject *callback)
 {
     nt_error err = {.offset = NT_NO_OFFSET};
     const nt_alloc alloc = nt_budget_alloc(&object->budget);
-    const size_t limit = object->budget.limit;
     source->progress = &progress->progress;
     nt_py_begin(progress, callback);
     nt_status status = nt_reader_load(&alloc, source, &object->snapshot, &err);
     nt_source_clear(source);
     nt_py_end(progress);
     if (status == NT_OK) {
+        object->budget.limit = limit;
         return (PyObject *)object;
     }
     if (status == NT_NOMEM && object->budget.exceeded) {
@@ -154,7 +175,9 @@ load_buffer(nt_py_snapshot *object, PyObject *from, PyObject *callback)
     nt_py_progress progress;
     nt_source source;
     nt_source_init_memory(&source, view.buf, (size_t)view.len, NULL);
-    PyObject *result = load_run(object, &source, &progress, callback);
+    const size_t limit = object->budget.limit;
+    load_bound(&object->budget, limit, (size_t)view.len);
+    PyObject *result = load_run(object, &source, limit, &progress, callback);
     PyBuffer_Release(&view);
     return result;
 }
@@ -209,7 +232,7 @@ nt_py_load(PyObject *module, PyObject *args, PyObject *kwargs)
     nt_source source;
     nt_source_init_input(&source, nt_budget_alloc(&object->budget), read, NULL);
     source.total = load_total(input.fd);
-    return load_run(object, &source, &progress, callback);
+    return load_run(object, &source, input.limit, &progress, callback);
 }
 
 /* ---- writing --------------------------------------------------------------------- */

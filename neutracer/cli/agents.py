@@ -28,6 +28,7 @@ from neutracer.cli.setup import EnvironmentReport, environment
 from neutracer.errors import missing
 from neutracer.render.document import Document, Table, clean
 from neutracer.render.text import write
+from neutracer.trace.source import end_progress
 
 _PACKAGE = Path(neutracer.__file__).parent
 _SKILL = _PACKAGE / "skill" / "SKILL.md"
@@ -228,5 +229,6 @@ def _mcp(options: argparse.Namespace) -> int:
         from neutracer.integrations.mcp import server
     except ImportError as error:
         return complain(str(missing((error.name or "mcp").partition(".")[0])))
+    end_progress()
     server(options.roots, rehearse=options.allow_rehearse).run("stdio")
     return 0

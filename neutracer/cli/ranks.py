@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
+import time
 from typing import Any
 
 from neutracer.cli.parts import (
@@ -22,6 +24,7 @@ from neutracer.errors import NeutracerError
 from neutracer.rank.reduce import listed
 from neutracer.rank.report import RanksReport, ranks_of
 from neutracer.rank.watch import stored_ranks
+from neutracer.trace.source import PIPE_WAIT_S, say_working
 
 _EXAMPLE = """example:
   neutracer ranks neutracer-run                  # the folder with the files of all ranks
@@ -73,12 +76,20 @@ def _report(options: argparse.Namespace) -> RanksReport:
         return stored_ranks(options.store)
     found = listed(options.sources)
     check_written(options.output, *found[0])
-    progress = _progress() if sys.stderr.isatty() else None
-    return ranks_of(options.sources, found, progress=progress)
+    return ranks_of(options.sources, found, progress=_progress())
 
 
 def _progress() -> Any:
+    """Not the line of `working`, whose thread would keep the workers from being forked."""
+    is_terminal, begun = sys.stderr.isatty(), time.monotonic()
+
     def show_progress(done: int, total: int) -> None:
+        nonlocal begun
+        if not is_terminal:
+            if time.monotonic() - begun > PIPE_WAIT_S:
+                begun = math.inf
+                say_working()
+            return
         end = "\n" if done == total else ""
         sys.stderr.write(f"\r{done:,} of {total:,} files{end}")
         sys.stderr.flush()

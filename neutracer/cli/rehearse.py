@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from neutracer.cli.parts import (
     add_command,
@@ -121,7 +121,17 @@ def _add_questions(parser: argparse.ArgumentParser) -> None:
 def _rehearse(options: argparse.Namespace) -> int:
     command = program_of(options)
     finding: Finding | None = None
-    threads = set(threading.enumerate())
+    threads, streams = set(threading.enumerate()), (sys.stdout, sys.stderr)
+
+    def leave(run: Any) -> NoReturn:
+        sys.stdout, sys.stderr = streams
+        code = 2
+        try:
+            code = _finish(run, options, finding)
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
+
     try:
         check_output(options.output, *([] if options.module else command[:1]))
         if options.largest_batch:
@@ -139,6 +149,7 @@ def _rehearse(options: argparse.Namespace) -> int:
             world_size=options.world_size,
             modules=options.modules,
             capacity=device_size(options.capacity),
+            leave=leave,
         )
     except OSError as error:
         return complain_of(command[0], error)
@@ -160,8 +171,9 @@ def _ended(code: int, before: Collection[threading.Thread]) -> int:
 def _finish(run: Any, options: argparse.Namespace, finding: Finding | None) -> int:
     """Save a snapshot, print its report, return the exit code."""
     snap, failure = run.snapshot(), run.failure
-    ran_out = any(action == "oom" for action in snap.events["action"])
-    if len(snap.events):
+    refused = bool(run.requests.refused_bytes)
+    ran_out = refused or "oom" in snap.events["action"]
+    if len(snap.events) or refused:
         try:
             snap.save(options.output)
         except (NeutracerError, OSError, ValueError) as error:
@@ -180,7 +192,8 @@ def _finish(run: Any, options: argparse.Namespace, finding: Finding | None) -> i
         print_report(report, options, sys.stdout, *more)
     if failure:
         kept = f"; the part rehearsed so far is in {options.output}" if len(snap.events) else ""
-        return complain(f"{failure}{kept}")
+        code = complain(f"{failure}{kept}")
+        return 1 if refused else code
     return 1 if ran_out else 0
 
 
@@ -222,7 +235,7 @@ def _needs(options: argparse.Namespace, command: list[str], batch: int, path: st
     words += ["-m"] if options.module else []
     words += ["--", *_with_batch(options, command, batch, variables)]
     done = subprocess.run(words, env=variables, capture_output=True, text=True, errors="replace")
-    if done.returncode:
+    if done.returncode > 1 or done.returncode < 0:
         reason = (done.stderr.strip().splitlines() or ["it ended early"])[-1]
         reason = reason.removeprefix("neutracer: ").partition("; the part rehearsed")[0]
         raise NeutracerError(f"with a batch of {batch:,}: {reason}")

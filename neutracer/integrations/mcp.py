@@ -107,7 +107,11 @@ class Tools:
             return _page(found.document(), offset)
         asked: dict[str, Any] = {"device": device, "event": event, "request": request}
         why = neutracer.explain(self._snapshot(path), device_size(capacity), **asked)
-        return _page(why.document(), offset)
+        page = why.document()
+        # Below its verdict the changes that were replayed, which the bill and the rest would put
+        # on a second page.
+        blocks = sorted(page.blocks, key=lambda one: getattr(one, "title", "") != "Tried")
+        return _page(replace(page, blocks=tuple(blocks)), offset)
 
     def bill(
         self, path: str, event: int | None = None, device: int | None = None, offset: int = 0
@@ -212,7 +216,8 @@ class Tools:
     def sql(self, path: str, query: str, device: int | None = None, offset: int = 0) -> str:
         """One SELECT (DuckDB) over the tables segments, blocks, events, annotations (what the end
         and the trace of the snapshot have) and allocations (address, size, alloc_event, free_event,
-        category, place: one row per allocation of `device`). DESCRIBE events lists its columns.
+        category, place: one row per allocation of `device`; alloc_event -1: before the trace;
+        free_event -1: never in the trace, -2: before it). DESCRIBE events lists its columns.
         Nothing can be written or read besides; a statement ends after 10 s."""
         self._snapshot(path)
         return _page(run_query(self._path(path), query, device), offset)

@@ -620,11 +620,16 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
         return str(rank_facts()["rank"] or 0) if self._rank is None else self._rank
 
     def describe(self) -> list[Any]:
-        """Nothing: the metrics are known only when collected."""
-        return []
+        """The metric families, by which a registry finds a name, without samples of devices."""
+        return list(self._families(()))
 
     def collect(self) -> Iterator[Any]:
         """The current metric families."""
+        devices = self.monitor.devices if self.monitor.status["road"] else ()
+        self.probes.look(devices)
+        return self._families(devices)
+
+    def _families(self, devices: tuple[int, ...]) -> Iterator[Any]:
         core = _prometheus().core
         monitor, rank = self.monitor, self.rank
         names = ["device", "rank"]
@@ -642,8 +647,6 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
         )
         cpu.add_metric([rank], status["cpu_s"])
         yield cpu
-        devices = monitor.devices if road else ()
-        self.probes.look(devices)
         labels = {device: monitor.get_stats(device) for device in devices}
         rows = [([stats["device"], rank], stats) for stats in labels.values()]
         for name, text, key in GAUGES:

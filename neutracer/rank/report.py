@@ -315,9 +315,13 @@ def _odd(odd: Odd) -> Finding:
     return Finding("odd_rank", severity, odd.bytes, message, evidence, advice)
 
 
+# States of processes that make no further step.
+_ENDED = ("out of memory", "exit", "terminated")
+
+
 def _soon(rows: Sequence[RankRow]) -> list[Finding]:
-    """The rank whose memory is full first at its present growth; one that ran out is named."""
-    due = [row for row in rows if row.steps_to_oom is not None and row.state != "out of memory"]
+    """The rank that runs and whose memory is full first at its present growth."""
+    due = [row for row in rows if row.steps_to_oom is not None and row.state not in _ENDED]
     first = min(due, key=lambda row: row.steps_to_oom or 0, default=None)
     if first is None or first.steps_to_oom is None or first.steps_to_oom > _SOON_STEPS:
         return []

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from neutracer._native import core
 from neutracer.arguments import text, whole_number
@@ -87,12 +87,14 @@ def rehearse_program(
     world_size: int = 1,
     strategy: str | None = None,
     modules: bool = False,
+    leave: Callable[[Any], NoReturn],
 ) -> Any:
-    """Rehearse some steps of a script, as `neutracer rehearse` does."""
+    """Rehearse some steps of a script, as `neutracer rehearse` does; `leave` gets the run of a
+    program that can't be stopped, and ends the process."""
     run = _run_of(steps, device, settings, capacity, world_size, strategy, modules)
     from neutracer.rehearsal.running import rehearse_script
 
-    rehearse_script(run, arguments, module=module)
+    rehearse_script(run, arguments, module=module, leave=leave)
     return run
 
 

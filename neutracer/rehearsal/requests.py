@@ -250,6 +250,8 @@ class Gathering:
 
 _BLOCK = 512
 _BASE = 1 << 40
+# The most bytes in use at a time, and in one segment: half of what the core reads of a device.
+_MOST = 1 << 47
 # The core's numbers: new memory above all before it, and no state from before the trace.
 _RISING = 2
 # By figure the tolerance on either side, as a share and in bytes, besides inexact requests: order
@@ -270,13 +272,16 @@ class Requests:
         uses: The uses of each request by its handle.
         live_bytes: Bytes that are allocated, as requested.
         peak_bytes: The most of them at one time.
+        refused_bytes: The most bytes that there would have been with a request that no device
+            could serve; 0 without one.
         text: Metadata of the next requests, instead of their notes; "" is none.
         texts: Metadata of requests by their handles, instead of what they were made with.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int = ENDLESS) -> None:
         self.stacks, self.uses = CallStacks(), Uses()
-        self.live_bytes = self.peak_bytes = 0
+        self.capacity = capacity  # Of the device, for the words of a refusal.
+        self.live_bytes = self.peak_bytes = self.refused_bytes = 0
         self.text = ""
         self.texts: dict[int, str] = {}
         # Handle, bytes (0 ends it), stream, stack, time and note of each event.
@@ -306,7 +311,19 @@ class Requests:
             stack: The stack that asks for them.
             note: What is kept with it as its metadata.
             bounds: The least and the most bytes, where the real ones are not known.
+
+        Raises:
+            torch.OutOfMemoryError: No device has so many; a request that is only too much for
+                this one goes on, so that all of the program's needs are known.
         """
+        if self.live_bytes + nbytes > _MOST:
+            self.refused_bytes = max(self.refused_bytes, self.live_bytes + nbytes)
+            free = max(self.capacity - self.live_bytes, 0)
+            asked, room, left = (one / (1 << 30) for one in (nbytes, self.capacity, free))
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {asked:.2f} GiB. GPU 0 has a total "
+                f"capacity of {room:.2f} GiB of which {left:.2f} GiB is free."
+            )
         self._count += 1
         handle = self._count
         self.uses.request()
@@ -345,35 +362,49 @@ class Requests:
     def unfinished(self) -> dict[str, Any]:
         """The program as a trace of an allocator that never uses anything twice."""
         frames = self.stacks.plain()
-        trace: list[dict[str, Any]] = []
-        places: dict[int, tuple[int, int]] = {}
-        blocks: list[tuple[int, int, int]] = []
-        top = _BASE
+        begin = self._events[0][4] if self._events else 0
+        spans = self._spans()
+        segments = [self._segment(span) for span in spans]
+        trace: list[dict[str, Any]] = [
+            {
+                "action": "segment_alloc",
+                "addr": segment["address"],
+                "size": segment["total_size"],
+                "stream": 0,
+                "time_us": begin,
+                "frames": [],
+            }
+            for segment in segments
+        ]
+        places = {handle: (address, size) for span in spans for handle, address, size in span}
         for handle, nbytes, stream, stack, time_us, note in self._events:
-            event = {"stream": stream, "time_us": time_us, "frames": frames[stack]}
+            address, size = places[handle]
+            place = {"addr": address, "size": size, "stream": stream}
+            event = {**place, "time_us": time_us, "frames": frames[stack]}
             note = self.texts.get(handle, note)
             event |= {"user_metadata": note} if note else {}
-            if nbytes:
-                places[handle] = (top, nbytes)
-                blocks.append((handle, top, nbytes))
-                trace.append({"action": "alloc", "addr": top, "size": nbytes, **event})
-                top += -(-nbytes // _BLOCK) * _BLOCK
-            else:
-                address, size = places[handle]
-                for action in ("free_requested", "free_completed"):
-                    trace.append({"action": action, "addr": address, "size": size, **event})
-        begin = self._events[0][4] if self._events else 0
-        whole = max(top - _BASE, _BLOCK)
-        first = {"action": "segment_alloc", "addr": _BASE, "size": whole, "stream": 0}
-        trace.insert(0, {**first, "time_us": begin, "frames": []})
+            for action in ("alloc",) if nbytes else ("free_requested", "free_completed"):
+                trace.append({"action": action, **event})
         return {
-            "segments": [self._segment(blocks, whole)],
+            "segments": segments,
             "device_traces": [trace],
             "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": ""},
             "external_annotations": self._annotations,
         }
 
-    def _segment(self, blocks: list[tuple[int, int, int]], whole: int) -> dict[str, Any]:
+    def _spans(self) -> list[list[tuple[int, int, int]]]:
+        """The handle, address and bytes of each request, by segments that a file may have."""
+        spans: list[list[tuple[int, int, int]]] = [[]]
+        top = _BASE
+        for handle, nbytes, *_ in self._events:
+            if nbytes and spans[-1] and top + nbytes > spans[-1][0][1] + _MOST:
+                spans.append([])
+            if nbytes:
+                spans[-1].append((handle, top, nbytes))
+                top += -(-nbytes // _BLOCK) * _BLOCK
+        return spans
+
+    def _segment(self, span: list[tuple[int, int, int]]) -> dict[str, Any]:
         rows: list[dict[str, Any]] = [
             {
                 "address": address,
@@ -382,16 +413,16 @@ class Requests:
                 "state": "active_allocated" if handle in self._sizes else "inactive",
                 "frames": [],
             }
-            for handle, address, nbytes in blocks
+            for handle, address, nbytes in span
         ]
-        empty = {"address": _BASE, "size": whole, "requested_size": 0, "frames": []}
+        empty = {"address": _BASE, "size": _BLOCK, "requested_size": 0, "frames": []}
         rows = rows or [{**empty, "state": "inactive"}]
         used = [row for row in rows if row["state"] == "active_allocated"]
         allocated = sum(row["size"] for row in used)
         return {
             "device": 0,
-            "address": _BASE,
-            "total_size": whole,
+            "address": rows[0]["address"],
+            "total_size": sum(row["size"] for row in rows),
             "allocated_size": allocated,
             "active_size": allocated,
             "requested_size": sum(row["requested_size"] for row in used),
@@ -417,8 +448,8 @@ class Requests:
 
     def _after(self, calls: list[int]) -> list[int]:
         """For each empty_cache() call, the index of the last trace event before it."""
-        # An end is two events; the segment comes first.
-        ends, found, wanted = 0, [], sorted(set(calls))
+        # An end is two events; the segments come first.
+        ends, found, wanted = len(self._spans()) - 1, [], sorted(set(calls))
         at = 0
         for index, event in enumerate(self._events):
             while at < len(wanted) and wanted[at] <= index:
@@ -445,6 +476,8 @@ class Requests:
         if self._bounds:
             edited = [program.edit(self._sizes_at(n)) for n in (0, 1)]
             runs += [_figures(one, settings, capacity) for one in edited]
+        for one in runs:
+            one["needed_bytes"] = max(one["needed_bytes"], self.refused_bytes)
         ranges = {}
         for name, value in likely.items():
             if not value:
@@ -456,7 +489,7 @@ class Requests:
         for name in ranges.keys() - {"peak_allocated_bytes"}:
             # What is allocated is reserved, and what is reserved is there.
             low, high = ranges[name]
-            ranges[name] = max(low, ranges["peak_allocated_bytes"][0]), high
+            ranges[name] = max(low, ranges.get("peak_allocated_bytes", (0,))[0]), high
         if likely["needed_bytes"] <= capacity and "peak_reserved_bytes" in ranges:
             low, high = ranges["peak_reserved_bytes"]
             ranges["peak_reserved_bytes"] = low, min(high, capacity)
@@ -464,7 +497,7 @@ class Requests:
 
     def _sizes_at(self, which: int) -> array[int]:
         """Bytes of each request by trace event: the least (0) or the most (1)."""
-        sizes = array("Q", [0])
+        sizes = array("Q", [0] * len(self._spans()))
         for index, (_, nbytes, *_rest) in enumerate(self._events):
             if nbytes:
                 # A request of nothing would leave its block out of the program.

@@ -60,7 +60,7 @@ class Run:
         self.card, self.capacity, self.settings = card, capacity, settings
         self.steps, self.world_size, self.strategy = steps, world_size, strategy
         self.modules = modules
-        self.requests = Requests()
+        self.requests = Requests(capacity)
         self.failure, self.steps_done = "", 0
         self.notes: tuple[str, ...] = ()
         self.uncertain: dict[str, tuple[int, int]] = {}
@@ -219,7 +219,10 @@ class _Unwritten:
         if not isinstance(path, str | bytes | os.PathLike):
             return False
         full = os.path.realpath(os.fsdecode(path))
-        inside = os.path.realpath(os.getcwd()) + os.sep
+        try:
+            inside = os.path.realpath(os.getcwd()) + os.sep
+        except FileNotFoundError:
+            inside = "\0"  # The program removed its folder: nothing is inside.
         if full.startswith(self._temporary) and not full.startswith(inside):
             return False
         return not full.startswith(("/dev/", "/proc/"))
@@ -243,12 +246,12 @@ class _Unwritten:
         if isinstance(f, str | os.PathLike):
             self.note(f)
 
-    def making(self) -> Callable[..., None]:
+    def making(self, plain: Any) -> Callable[..., None]:
         def make(name: Any, *args: Any, **kwargs: Any) -> None:
             if not self._exists(name):
                 self.note(name)
 
-        return self._unless_temporary(os.makedirs, make)
+        return self._unless_temporary(plain, make)
 
     def changing(self, plain: Any, what: str, at: int = 0) -> Callable[..., Any]:
         """Stands in for a function that changes the file its argument `at` names."""
@@ -289,8 +292,8 @@ class _Unwritten:
             (io, "open", self.open),
             (os, "open", self.os_open),
             (torch, "save", self.save),
-            (os, "mkdir", self.making()),
-            (os, "makedirs", self.making()),
+            (os, "mkdir", self.making(os.mkdir)),
+            (os, "makedirs", self.making(os.makedirs)),
             (shutil, "rmtree", self.changing(shutil.rmtree, "removed")),
             (shutil, "move", self.changing(shutil.move, "written", 1)),
         ]
@@ -353,19 +356,27 @@ class _EnoughError(BaseException):
 
 
 class _Steps:
-    """Counts each optimizer's steps; the program's count is that of the busiest one."""
+    """Counts each optimizer's steps; the program's count is that of the busiest one.
 
-    def __init__(self, run: Run, wanted: int) -> None:
-        self.run, self.wanted = run, wanted
+    A program that goes on, since it catches every exception, is ended by `leave` at its next step.
+    """
+
+    def __init__(self, run: Run, wanted: int, leave: Callable[[], object]) -> None:
+        self.run, self.wanted, self.leave = run, wanted, leave
         self._made: dict[int, int] = {}
+        self._is_over = False
 
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        # The modes of a rehearsal are their thread's.
+        if self._is_over and threading.current_thread() is threading.main_thread():
+            self.leave()
         made = self._made[id(optimizer)] = self._made.get(id(optimizer), 0) + 1
         if made <= self.run.steps_done:
             return
         self.run.steps_done = made
         self.run.requests.annotate("END", f"step {made - 1}")
         if made >= self.wanted:
+            self._is_over = True
             raise _EnoughError
         self.run.requests.annotate("START", f"step {made}")
 
@@ -393,29 +404,37 @@ def _caught(found: list[BaseException]) -> Iterator[None]:
         sys.excepthook = before
 
 
-def rehearse_script(run: Run, arguments: Sequence[str], *, module: bool = False) -> None:
+def rehearse_script(
+    run: Run, arguments: Sequence[str], *, module: bool, leave: Callable[[Run], NoReturn]
+) -> None:
     """Run a script or module on the card of a rehearsal, until it has made its steps.
 
     Args:
         run: Gets what it asks for, and why it did not make all steps.
         arguments: The script, or the module's name, and what follows it.
         module: Whether the first is a module's name.
+        leave: Ends the process, for a program that goes on after its steps.
     """
     found: list[BaseException] = []
     exits: list[BaseException] = []
     room = {"devices": max(run.world_size, 1), "capacity": run.capacity}
-    with pretending(run.card, run.requests, **room) as tracing, _marked(run, tracing):
-        hook = register_optimizer_step_post_hook(_Steps(run, run.steps))
+    with ExitStack() as stack:
+        stack.callback(os.chdir, os.getcwd())
+        tracing = stack.enter_context(pretending(run.card, run.requests, **room))
+        stack.enter_context(_marked(run, tracing))
+
+        def leave_now() -> None:
+            stack.close()
+            run.keep(tracing)
+            leave(run)
+
+        steps = _Steps(run, run.steps, leave_now)
+        stack.callback(register_optimizer_step_post_hook(steps).remove)
         run.requests.annotate("START", "step 0")
-        try:
-            with (
-                unwritten(tracing.notes) as patches,
-                replaced([*patches, (os, "_exit", _leaving(os._exit))]),
-                _caught(found),
-            ):
-                code = run_program(arguments, module=module, exits=exits)
-        finally:
-            hook.remove()
+        patches = stack.enter_context(unwritten(tracing.notes))
+        stack.enter_context(replaced([*patches, (os, "_exit", _leaving(os._exit))]))
+        stack.enter_context(_caught(found))
+        code = run_program(arguments, module=module, exits=exits)
     run.keep(tracing)
     failed = [error for error in found if not isinstance(error, _EnoughError)]
     if failed:

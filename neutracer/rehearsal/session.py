@@ -105,6 +105,14 @@ _NO_OPS = (
     *("_record_memory_history", "_dump_snapshot"),
 )
 
+#: Functions of `torch.cuda` whose only argument is a device.
+_OF_A_DEVICE = (
+    *("synchronize", "get_device_name", "get_device_capability", "get_device_properties"),
+    *("current_stream", "default_stream", "memory_stats", "memory_allocated", "memory_reserved"),
+    *("max_memory_allocated", "max_memory_reserved", "mem_get_info", "reset_peak_memory_stats"),
+    *("reset_max_memory_allocated", "memory_summary"),
+)
+
 
 class _Face:
     def __init__(self, card: Card, tracing: Tracing, devices: int, capacity: int) -> None:
@@ -134,8 +142,24 @@ class _Face:
         )
 
     def set_device(self, device: Any) -> None:
+        self.exchange(device)
+
+    def exchange(self, device: Any) -> int:
+        """Make a device the current one, which a negative number does not; the one before."""
         found = torch.device(device) if isinstance(device, str) else device
-        self.index = getattr(found, "index", found) or 0
+        number, before = getattr(found, "index", found) or 0, self.index
+        self.tracing.check(number)
+        self.index = before if number < 0 else number
+        return before
+
+    def checked(self, function: Any) -> Any:
+        """A function of a device, which must be there."""
+
+        def call(device: Any = None) -> Any:
+            self.exchange(self.exchange(device))
+            return function(device)
+
+        return call
 
     @contextmanager
     def stream(self, stream: Any) -> Iterator[Any]:
@@ -160,6 +184,10 @@ class _Face:
         self.tracing.requests.peak_bytes = self.tracing.requests.live_bytes
 
     def functions(self) -> dict[str, Any]:
+        found = self._functions()
+        return {**found, **{name: self.checked(found[name]) for name in _OF_A_DEVICE}}
+
+    def _functions(self) -> dict[str, Any]:
         requests = self.tracing.requests
         return {
             **dict.fromkeys(_NO_OPS, _nothing),
@@ -168,6 +196,8 @@ class _Face:
             "device_count": lambda: self.devices,
             "current_device": lambda: self.index,
             "set_device": self.set_device,
+            "_exchange_device": self.exchange,
+            "_maybe_exchange_device": self.exchange,
             "get_device_name": lambda device=None: self.card.name,
             "get_device_capability": lambda device=None: self.card.capability,
             "get_device_properties": self.properties,
@@ -609,7 +639,7 @@ def pretending(card: Card, requests: Requests, *, devices: int, capacity: int) -
     """
     fake = _FakeMode(allow_non_fake_inputs=True)
     kernels = Kernels(card)
-    tracing = Tracing(requests, fake, kernels)
+    tracing = Tracing(requests, fake, kernels, devices)
     with ExitStack() as stack:
         stack.callback(torch.random.set_rng_state, torch.random.get_rng_state())
         stack.enter_context(_card_is_there(devices))

@@ -234,8 +234,11 @@ def _plain(tensor: Tensor) -> list[Tensor]:
 class Tracing(TorchDispatchMode):  # type: ignore[misc]
     """Records the memory of each operator, above a FakeTensorMode."""
 
-    def __init__(self, requests: Requests, fake: FakeTensorMode, kernels: Kernels) -> None:
+    def __init__(
+        self, requests: Requests, fake: FakeTensorMode, kernels: Kernels, devices: int
+    ) -> None:
         super().__init__()
+        self.devices = devices
         self.requests, self.fake, self.kernels = requests, fake, kernels
         self.attention = Attention(kernels.card)
         self.notes = Notes()
@@ -274,7 +277,11 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         used = self._used(func, args, kwargs, result)
         if is_in_place:
             self._pass_on(args[0].untyped_storage(), result.untyped_storage())
-        self.note(func, args, kwargs, result)
+        try:
+            self.note(func, args, kwargs, result)
+        except torch.OutOfMemoryError:
+            self.notes.add("{line} asks for more memory than any device has, and fails.")
+            raise
         for handle in used:
             self.requests.uses.use(handle)
         return result
@@ -309,25 +316,31 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
             for tensor in fresh:
                 self._hold(tensor, stack)
         taken: list[int] = []
-        if takes:
-            for nbytes in takes.kept:
-                kept = requests.alloc(nbytes, stack, self.stream, takes.note)
-                requests.uses.lose(kept)
-            for likely, *bounds in takes.freed:
-                taken.append(requests.alloc(likely, stack, self.stream, takes.note, bounds))
-        for tensor in fresh:
-            self._hold(tensor, stack)
-            self.requests.uses.made(self.handle(tensor))
-        for handle in reversed(taken):
-            requests.uses.use(handle)
-            requests.free(handle, stack)
+        try:
+            if takes:
+                for nbytes in takes.kept:
+                    kept = requests.alloc(nbytes, stack, self.stream, takes.note)
+                    requests.uses.lose(kept)
+                for likely, *bounds in takes.freed:
+                    taken.append(requests.alloc(likely, stack, self.stream, takes.note, bounds))
+            for tensor in fresh:
+                self._hold(tensor, stack)
+                self.requests.uses.made(self.handle(tensor))
+        finally:
+            for handle in reversed(taken):
+                requests.uses.use(handle)
+                requests.free(handle, stack)
 
     def _is_fresh(self, tensor: Tensor) -> bool:
-        return bool(
-            tensor.device.type == "cuda"
-            and isinstance(tensor, FakeTensor)
-            and tensor.untyped_storage()._cdata not in self._handles
-        )
+        if tensor.device.type != "cuda" or not isinstance(tensor, FakeTensor):
+            return False
+        self.check(tensor.device.index)
+        return bool(tensor.untyped_storage()._cdata not in self._handles)
+
+    def check(self, device: int) -> None:
+        """Refuse a device that is not there, as CUDA does."""
+        if device >= self.devices:
+            raise torch.AcceleratorError("CUDA error: invalid device ordinal")
 
     def _hold(self, tensor: Tensor, stack: int) -> None:
         storage = tensor.untyped_storage()

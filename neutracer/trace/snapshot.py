@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -277,7 +278,7 @@ class Snapshot:
         """The strings by id, for other parts of neutracer."""
         return self._strings
 
-    @property
+    @cached_property
     def devices(self) -> tuple[int, ...]:
         """The devices that have segments, or events other than the recorder's own markers."""
         marked = {device for device, (_, events) in enumerate(self._traces) if events}
@@ -397,7 +398,7 @@ class Snapshot:
         """The part of the file's traces that `load(events=)` kept, or None."""
         return self._window
 
-    @property
+    @cached_property
     def flaws(self) -> tuple[Flaw, ...]:
         """The file's inconsistencies, on which no figure depends, each with `kind`, `device`,
         `count`, `bytes` and `message`; without those caused by truncation."""

@@ -217,12 +217,18 @@ _LONG_FILE = 256 << 20
 _WAIT_S = 1.0
 _PACE_S = 0.2
 
+#: The delay of the one sentence where standard error is no terminal.
+PIPE_WAIT_S = 2.0
+
 # Erases the progress line.
 _ERASE = "\r" + " " * 60 + "\r"
 
 
 class _Display:
-    """A progress line on standard error after the first second: the activity and its duration."""
+    """A progress line on standard error after the first second: the activity and its duration.
+
+    Where that is no terminal, one sentence after the second.
+    """
 
     def __init__(self) -> None:
         self.text = "working"
@@ -231,8 +237,11 @@ class _Display:
         self._thread.start()
 
     def _run(self) -> None:
-        begun = time.monotonic()
-        if self._ended.wait(_WAIT_S):
+        begun, is_terminal = time.monotonic(), sys.stderr.isatty()
+        if self._ended.wait(_WAIT_S if is_terminal else PIPE_WAIT_S):
+            return
+        if not is_terminal:
+            say_working()
             return
         show, end = _line()
         try:
@@ -246,6 +255,13 @@ class _Display:
         """Erase the line; idempotent."""
         self._ended.set()
         self._thread.join()
+
+
+def say_working() -> None:
+    """Say that a command is under way, where no line shows how far it is."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write("neutracer: working: this takes more than a few seconds\n")
+        sys.stderr.flush()
 
 
 _display: _Display | None = None
@@ -281,12 +297,12 @@ def _rich_line() -> tuple[Callable[[str], object], Callable[[], object]]:
 
 @contextlib.contextmanager
 def working() -> Iterator[None]:
-    """Show a progress line if standard error is a terminal and the block takes over a second.
+    """Show on standard error that a block is under way, once it takes over a second or two.
 
     `tell` sets its text; `end_progress` erases it before other output.
     """
     global _display
-    if _display is not None or not sys.stderr.isatty():
+    if _display is not None:
         yield
         return
     _display = _Display()

@@ -4,6 +4,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -248,3 +249,21 @@ def test_closed_standard_input_is_said(
     for command in (["report"], ["explain"], ["leak"], ["what-if"]):
         assert main([*command, "-"]) == 2
         assert "standard input is closed" in capsys.readouterr().err
+
+
+def test_interrupt_during_the_imports_leaves_no_traceback() -> None:
+    scripts = (DATA.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    target = re.search('^neutracer = "(.*)"$', scripts, re.MULTILINE)
+    assert target
+    code = (
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(name, *rest):\n"
+        "        if name == 'neutracer.cli.parts':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder)\n"
+        "from importlib.metadata import EntryPoint\n"
+        f"sys.exit(EntryPoint('neutracer', {target[1]!r}, 'console_scripts').load()())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import lzma
 import pickle
 import pickletools
 import random
@@ -196,6 +197,19 @@ def test_deep_values_without_marks_end(wrap: bytes) -> None:
         refused(b"\x80\x04)" + wrap * 1_000_000 + b".")
     else:
         refused(b"\x80\x04" + wrap * 300, LimitError)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("part", [b"\x85", b")", b"}", b"N\x85"])
+def test_memory_is_bounded_by_the_size_of_the_file(
+    part: bytes, packed: bool, tmp_path: Path
+) -> None:
+    data = b"\x80\x04)" + part * (2_000_000 // len(part)) + b"."
+    path = tmp_path / "small.pickle"
+    path.write_bytes(lzma.compress(data, preset=0) if packed else data)
+    for source in (path, str(path), path.read_bytes(), io.BytesIO(path.read_bytes())):
+        with pytest.raises(LimitError, match="far more memory than a snapshot of its size"):
+            neutracer.load(source)
 
 
 def test_deep_settings_are_limited() -> None:

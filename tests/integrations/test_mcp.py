@@ -159,6 +159,13 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
+def test_changes_that_were_replayed_follow_the_verdict() -> None:
+    path = "oom/activations_above_the_rest.pickle.xz"
+    (answer,), _ = asked([("explain", {"path": path})], DATA)
+    text = text_of(answer)
+    assert text.index("Tried") < text.index("The bill") < text.index("The request")
+
+
 def test_bad_input_is_refused_in_a_sentence_and_nothing_is_written(root: Path) -> None:
     outside = "is outside of what"
     one = {"path": "one.pickle"}

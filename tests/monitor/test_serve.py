@@ -118,6 +118,13 @@ def test_collector_fits_a_registry(monitor: MemoryMonitor) -> None:
 
 
 @needs_selftest
+def test_metrics_can_be_asked_by_name(server: neutracer.reports.MetricsServer) -> None:
+    text = fetch(server.url + "/metrics?name[]=neutracer_allocated_bytes")
+    assert re.findall(r"^# TYPE (\w+)", text, re.M) == ["neutracer_allocated_bytes"]
+    assert 'neutracer_allocated_bytes{device="cuda:0"' in text
+
+
+@needs_selftest
 def test_server_listens_on_loopback_only(server: neutracer.reports.MetricsServer) -> None:
     assert server.url.startswith("http://127.0.0.1:")
     assert "/metrics" in fetch(server.url, "localhost:1")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from dataclasses import replace
 
 import pytest
@@ -77,6 +78,27 @@ def test_growth_names_line_and_question() -> None:
     assert any(note.place is not None and note.place.line == 120 for note in found.evidence)
     path = DATA / "leak_list.pickle.xz"
     assert str(found.advice[-1]) == f'more: neutracer.leak_trend("{path}")'
+
+
+def test_work_grows_with_the_number_of_devices_and_not_its_square() -> None:
+    recording = checkered()
+    recording.oom(60, device_free=30)
+    one = pickle.loads(recording.dumped())
+
+    def calls(devices: int) -> int:
+        several = {**one, "device_traces": one["device_traces"] * devices}
+        snap = neutracer.load(pickle.dumps(several))
+        made = [0]
+        sys.setprofile(lambda *args: made.__setitem__(0, made[0] + 1))
+        try:
+            overview(snap)
+        finally:
+            sys.setprofile(None)
+        return made[0]
+
+    calls(1)  # Imports.
+    few, more, most = map(calls, (10, 20, 40))
+    assert most - more < 2.2 * (more - few)
 
 
 def test_findings_of_several_devices_name_theirs(tmp_path, snapshot_path) -> None:

@@ -153,10 +153,10 @@ def test_rank_near_the_limit_is_named() -> None:
     assert report.findings[0].kind == "near_the_limit"
     assert "rank 3 runs out of memory in 40 steps" in report.findings[0].message
     assert [(odd.rank, odd.cause) for odd in report.odd] == [(3, "leak")]
-    # That is no news of one that has run out.
-    facts = {"ooms": 1, "first_oom_us": 1_000_000_000}
-    report = report_of([*ranks, replace(leak, **facts)], 1001.0)
-    assert "near_the_limit" not in [one.kind for one in report.findings]
+    # That is no news of one that has run out, or ended.
+    for facts in ({"ooms": 1, "first_oom_us": 1_000_000_000}, {"reason": "exit"}):
+        report = report_of([*ranks, replace(leak, **facts)], 1001.0)
+        assert "near_the_limit" not in [one.kind for one in report.findings]
 
 
 def test_ranks_that_move_wait_for_nobody() -> None:

@@ -126,6 +126,58 @@ def test_running_out_of_memory_is_in_the_snapshot() -> None:
     assert "capacity" not in str(why).partition("Out of memory")[2]
 
 
+def test_a_request_that_no_device_serves_fails_in_the_program() -> None:
+    said = []
+
+    def step() -> None:
+        kept = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+        try:
+            torch.empty(2**48 + 1, device="cuda")
+        except torch.OutOfMemoryError as error:
+            said.append(str(error))
+        del kept
+
+    snap = neutracer.rehearse(step, steps=1, capacity="1GiB")
+    assert "Tried to allocate 1048576.00 GiB" in said[0]
+    assert "1.00 GiB of which 1.00 GiB is free" in said[0]
+    assert snap.rehearsed is not None
+    assert snap.rehearsed.needed_bytes == 4 * (2**48 + 1) + MIB
+    assert not snap.rehearsed.fits()
+    assert any("more memory than any device has" in note for note in snap.rehearsed.notes)
+
+
+def test_requests_add_up_to_more_than_a_device_has() -> None:
+    def step() -> None:
+        for _ in range(9):
+            torch.empty(2**45, dtype=torch.uint8, device="cuda")
+        torch.cuda.empty_cache()
+
+    snap = neutracer.rehearse(step, steps=2, capacity=2**46)
+    assert snap.rehearsed is not None
+    assert snap.rehearsed.needed_bytes == 2**45
+    assert [event.action for event in snap.events].count("segment_free") == 2
+    assert not snap.flaws
+
+
+def test_a_device_that_is_not_there_is_refused_as_by_cuda() -> None:
+    def step() -> None:
+        for use in (
+            lambda: torch.empty(3, device="cuda:9"),
+            lambda: torch.ones(3).to("cuda:9"),
+            lambda: torch.cuda.set_device(9),
+            lambda: torch.cuda.memory_allocated("cuda:9"),
+            lambda: torch.cuda.device(9).__enter__(),
+        ):
+            with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
+                use()
+        with torch.cuda.device(0):
+            assert torch.empty(3, device="cuda").device.index == 0
+        assert torch.cuda.current_device() == 0
+        assert torch.cuda.device_count() == 1
+
+    neutracer.rehearse(step, steps=1)
+
+
 def test_needed_is_the_least_that_goes() -> None:
     rehearsed = neutracer.rehearse(linear(), steps=2).rehearsed
     assert rehearsed is not None
@@ -728,6 +780,50 @@ def test_thread_that_the_program_would_end_keeps_nothing(
     assert done.returncode == 0
     assert "it fits" in " ".join(done.stdout.split())
     assert "1 thread of the program had not ended" in done.stderr
+
+
+def test_program_in_a_temporary_folder_that_it_removes(
+    with_torch: Imported, tmp_path: Path
+) -> None:
+    program, out = tmp_path / "train.py", tmp_path / "out.pickle"
+    text = (
+        "import os, tempfile, torch\n"
+        "folder = tempfile.mkdtemp()\n"
+        "os.makedirs(os.path.join(folder, 'a', 'b'))\n"
+        "os.removedirs(os.path.join(folder, 'a', 'b'))\n"
+        "os.chdir(tempfile.mkdtemp())\n"
+        "os.rmdir(os.getcwd())\n"
+        "torch.ones(8, device='cuda')\n"
+        "os.path.exists('/') and open('/dev/null', 'w')\n"
+        "print('there:', os.path.exists(folder))\n"
+    )
+    program.write_text(text, encoding="utf-8")
+    done = with_torch.neutracer("rehearse", "-o", "out.pickle", str(program), cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "there: False" in done.stdout
+    assert out.exists()
+
+
+def test_program_that_catches_everything_ends_after_its_steps(
+    with_torch: Imported, tmp_path: Path
+) -> None:
+    program, out = tmp_path / "train.py", tmp_path / "out.pickle"
+    text = (
+        "import torch\n"
+        "model = torch.nn.Linear(8, 8).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "while True:\n"
+        "    try:\n"
+        "        model(torch.ones(8, device='cuda')).sum().backward()\n"
+        "        optimizer.step()\n"
+        "    except BaseException:\n"
+        "        pass\n"
+    )
+    program.write_text(text, encoding="utf-8")
+    done = with_torch.neutracer("rehearse", "-o", str(out), str(program))
+    assert done.returncode == 0
+    assert "3 steps on NVIDIA H200" in done.stdout
+    assert neutracer.load(out).rehearsed
 
 
 @pytest.mark.parametrize(("code", "said"), [(0, "it fits"), (3, "ended itself")])

@@ -89,6 +89,16 @@ def at_once(monkeypatch):
     monkeypatch.setattr(module, "_PACE_S", 0.001)
 
 
+def test_a_pipe_gets_one_line(at_once, monkeypatch):
+    monkeypatch.setattr(module, "PIPE_WAIT_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", Pipe())
+    with module.working():
+        assert shows(sys.stderr, "working")
+        module.tell("12 replays done")
+        time.sleep(0.01)
+    assert sys.stderr.getvalue() == "neutracer: working: this takes more than a few seconds\n"
+
+
 def shows(terminal, text):
     """Wait until the line has shown a text."""
     deadline = time.monotonic() + 60
