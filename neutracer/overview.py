@@ -14,7 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from neutracer.errors import NeutracerError
-from neutracer.fragmentation.report import FragmentationReport, device_fragmentation, whole_call
+from neutracer.fragmentation.report import (
+    FragmentationReport,
+    device_fragmentation,
+    room_of,
+    whole_call,
+)
 from neutracer.leak.trend import trend_of_trace
 from neutracer.oom.bill import Bill, bill_at
 from neutracer.oom.facts import OomFacts, facts_at
@@ -449,8 +454,9 @@ def _late_rows(timeline: Timeline) -> dict[int, list[int]]:
     return found
 
 
-def late_gradients_finding(timeline: Timeline) -> tuple[Finding, ...]:
-    """The finding on late gradients, if any."""
+def late_gradients_finding(timeline: Timeline, *, never_short: bool) -> tuple[Finding, ...]:
+    """The finding on late gradients, if any; of a process that never ran short of memory it is
+    `info`."""
     found = late_gradients(timeline)
     if found is None:
         return ()
@@ -473,7 +479,7 @@ def late_gradients_finding(timeline: Timeline) -> tuple[Finding, ...]:
     return (
         Finding(
             "late_zero_grad",
-            Severity.MODERATE if matters else Severity.INFO,
+            Severity.MODERATE if matters and not never_short else Severity.INFO,
             found.bytes,
             f"{size} of gradients live through the next forward pass",
             tuple(notes),
@@ -1134,7 +1140,7 @@ def _found_on(
         *failures,
         *growth,
         *fragmented,
-        *late_gradients_finding(timeline),
+        *late_gradients_finding(timeline, never_short=room_of(snap, entry.device)[1]),
         *(() if entry.phases is None else entry.phases.own_findings),
     ]
     return found, bill, no_growth

@@ -179,6 +179,18 @@ def _shape(names: Sequence[_Name]) -> tuple[_Name, ...]:
     return tuple(replace(one, index="…") if one.index else one for one in names)
 
 
+def _until_item(names: Sequence[_Name]) -> tuple[_Name, ...]:
+    """The names up to the last item of a container, of which the rest are parts; else all."""
+    items = [at for at, one in enumerate(names) if one.index]
+    return tuple(names[: items[-1] + 1] if items else names)
+
+
+def _alike_text(alike: Sequence[tuple[_Name, ...]]) -> str:
+    """Paths to items of the same containers, with the part of the item where it is the same."""
+    same_part = len({_shape(names) for names in alike}) == 1
+    return _path_text(alike if same_part else [_until_item(names) for names in alike])
+
+
 def _path_text(alike: Sequence[Sequence[_Name]]) -> str:
     names = [_common([each[at] for each in alike]) for at in range(len(alike[0]))]
     kept = []
@@ -391,7 +403,7 @@ def _said(blocks: Sequence[Sequence[Found | None]], too_large: bool, slices: str
     counts: Counter[object] = Counter()
     for tensors in blocks:
         names, text = _of_block(tensors, nothing)
-        kind: object = _shape(names) if names else text
+        kind: object = _shape(_until_item(names)) if names else text
         alike.setdefault(kind, []).append(names)
         counts[kind] += 1
     shown = [
@@ -399,7 +411,7 @@ def _said(blocks: Sequence[Sequence[Found | None]], too_large: bool, slices: str
         for rank, (one, count) in enumerate(counts.most_common(2))
         if not rank or count >= _SECOND_SHARE * len(blocks)
     ]
-    texts = [one if isinstance(one, str) else _path_text(alike[one]) for one in shown]
+    texts = [one if isinstance(one, str) else _alike_text(alike[one]) for one in shown]
     if texts and not isinstance(shown[0], str) and "autograd graph" not in texts[0]:
         texts[0] += slices
     return "; ".join(texts)

@@ -583,6 +583,15 @@ class Case:
             return None
         return demand_of(self.timeline, self.rounds, self.failure)
 
+    @property
+    def has_outgrown(self) -> bool:
+        """Whether the step that failed has more of its own in use than any before it needed, the
+        request aside."""
+        demand = self.demand
+        if demand is None or not demand.steps:
+            return False
+        return demand.so_far - self.failure.size > demand.largest
+
     @cached_property
     def holdings(self) -> tuple[Holding, ...]:
         """Who held the allocated bytes, by place, the most first."""

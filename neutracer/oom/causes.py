@@ -16,7 +16,7 @@ from neutracer.heap.owners import SLICES
 from neutracer.oom.bill import Bill
 from neutracer.oom.case import KINDS, Case, Cause, Remedy, Verdict, free_bytes, least_worth
 from neutracer.oom.steps import FEWEST, Growth, saw_tooth
-from neutracer.oom.trials import Trial, Trials
+from neutracer.oom.trials import PARTS, Trial, Trials
 from neutracer.render.document import Copyable, Note, Place
 from neutracer.trace.roles import CATEGORIES, Role, role_of
 from neutracer.trace.snapshot import Snapshot
@@ -57,6 +57,7 @@ class SettingsAdvice:
     setting: str = ""  # The first of them, as PYTORCH_CUDA_ALLOC_CONF takes it; "" is the default.
     tried: int = 0
     is_sure: bool = False  # Whether a replay says that the program goes on under the first.
+    needs: int = 0  # The fewest bytes that it needs under those that were tried.
 
 
 def settings_advice(case: Case, trials: Trials) -> SettingsAdvice:
@@ -84,9 +85,9 @@ def _replayed(case: Case, trials: Trials) -> SettingsAdvice:
         kinds = kinds[:1]
     tried = [[trials.setting(text) for text in kind] for kind in kinds]
     passing = [
-        next((text, one) for text, one in zip(texts, kind, strict=True) if one.passes)
+        next((text, one) for text, one in zip(texts, kind, strict=True) if _is_ample(case, one))
         for texts, kind in zip(kinds, tried, strict=True)
-        if any(one.passes for one in kind)
+        if any(_is_ample(case, one) for one in kind)
     ]
     notes = [Note(_setting(text), detail=_passed(case, one)) for text, one in passing[:_TOLD]]
     found = [text for text, _ in passing]
@@ -95,8 +96,17 @@ def _replayed(case: Case, trials: Trials) -> SettingsAdvice:
         found.append(rounder)
         may = "it may have fitted (replayed; its exact size is unknown)"
         notes.append(Note(_setting(rounder), detail=may))
-    first = found[0] if found else ""
-    return SettingsAdvice(tuple(notes), first, sum(map(len, tried)), bool(passing))
+    first, needs = found[0] if found else "", [one.bytes for kind in tried for one in kind]
+    return SettingsAdvice(tuple(notes), first, len(needs), bool(passing), min(needs, default=0))
+
+
+def _is_ample(case: Case, trial: Trial) -> bool:
+    """Whether the program goes on; of a step larger than all before it the rest is an estimate,
+    and a sixteenth of the step its margin."""
+    demand = case.demand
+    is_larger = demand is not None and demand.steps > 0 and demand.is_larger
+    margin = demand.so_far // PARTS if demand is not None and is_larger else 0
+    return trial.passes and trial.bytes + margin <= case.usable
 
 
 def _passed(case: Case, trial: Trial) -> str:
@@ -187,12 +197,14 @@ def fragmentation(case: Case, trials: Trials) -> Verdict | None:
     advice = settings_advice(case, trials)
     if not suffices and not advice.is_sure and free < least_worth(size):
         return None
-    # Where every setting was tried and none would do, it is no matter of fragmentation.
-    untried = suffices and not is_little and not (advice.tried and case.shows_most)
+    # Where every setting was tried and none would do, it is no matter of fragmentation; blocks
+    # from before the trace, which a replay leaves where they are, keep no more than what is free.
+    is_tried = advice.tried and (case.shows_most or advice.needs - free > room.budget.usable)
+    untried = suffices and not is_little and not is_tried
     suffices = advice.is_sure or untried
     pins = _pins(case)
     evidence = [Note(_free_text(case, free, headroom)), *pins, *_rounding(case)]
-    if advice.tried and not advice.notes and case.shows_most:
+    if is_tried and not advice.notes and advice.needs > room.budget.usable:
         count = format_count(advice.tried, "other allocator setting")
         evidence.append(Note(f"{count}: under none does it go on (replayed)."))
     steps = advice.notes if suffices else ()
@@ -881,6 +893,7 @@ def _let_go(case: Case, place: Place, of_modules: bool) -> Note:
 # gradients have a graph.
 _OF_AN_EXCEPTION = ("traceback", "__context__", "__cause__")
 _OF_GRADIENTS = ".grad → autograd graph"
+_OF_AN_OPTIMIZER = ".param_groups"
 
 _OF_SLICES = (
     "clone() what is kept, where it is put there: a slice keeps the whole tensor that it is of"
@@ -1272,11 +1285,10 @@ def first_state(case: Case) -> Verdict | None:
     if twice is not None:
         text = f"{format_bytes(twice.bytes)} of them are there twice, by"
         evidence += [Note(text, twice.places[0]), Note("and by", twice.places[1])]
+    less = "take an optimizer with less state (SGD, Adafactor, 8 bits), or shard it (FSDP, ZeRO)"
     advice = (
-        Note(
-            "take an optimizer with less state (SGD, Adafactor, 8 bits), or shard it (FSDP, ZeRO)"
-        ),
         *((_free_a_copy(case, twice),) if twice else ()),
+        Note(f"or {less}" if twice else less),
         Note("gradients and state stay from here on: what a step needs comes on top of them"),
     )
     remedy = Remedy("shard_state", place=case.place)
@@ -1471,10 +1483,16 @@ def _remedy(case: Case, trials: Trials, action: str) -> Remedy:
 
 @dataclass(frozen=True)
 class _Twice:
-    """What is held twice: the lines of the two copies, the older first."""
+    """What is held twice: the lines of the two copies, the older first, and the bytes of each,
+    which differ where the types of their elements do."""
 
     places: tuple[Place, Place]
-    bytes: int
+    sizes: tuple[int, int]
+
+    @property
+    def bytes(self) -> int:
+        """Of the smaller copy."""
+        return min(self.sizes)
 
 
 def _held_twice(case: Case) -> _Twice | None:
@@ -1489,20 +1507,27 @@ def _held_twice(case: Case) -> _Twice | None:
         return None
     sizes = _sizes_by_line(case, timeline)
     least = LEAST_CURE * case.usable if trains else _TWICE_SHARE * case.room.allocated
-    best: tuple[int, Place, Place] | None = None
-    for one, other in combinations(list(sizes)[:_MOST_LINES], 2):
-        both = sum(size * count for size, count in (sizes[one] & sizes[other]).items())
-        if both >= least and (best is None or both > best[0]):
-            best = both, one, other
+    found = [
+        _Twice((one, other), (both, int(both * times)))
+        for one, other in combinations(list(sizes)[:_MOST_LINES], 2)
+        for times in (1, 2, 0.5)
+        if (both := _alike(sizes[one], sizes[other], times)) >= least
+    ]
+    best = max(found, key=lambda one: one.bytes, default=None)
     spare = case.categories.get("parameter", 0) - case.categories.get("gradient", 0)
-    if best is None or (trains and 2 * spare < best[0]):
-        return None
-    return _Twice(best[1:], best[0])
+    return None if best is None or (trains and 2 * spare < best.bytes) else best
+
+
+def _alike(one: Counter[int], other: Counter[int], times: float) -> int:
+    """The bytes of blocks of a line that another line has so many times as large."""
+    return sum(size * min(count, other[int(size * times)]) for size, count in one.items())
 
 
 def _sizes_by_line(case: Case, timeline: Timeline) -> dict[Place, Counter[int]]:
-    """By line, the sizes of the blocks that `_held_twice` compares, the oldest line first."""
-    stacks, sizes = map(timeline.allocations.codes, ("stack", "size"))
+    """By line, the sizes of the blocks that `_held_twice` compares, as they were requested: the
+    allocator's own have remainders. The oldest line first."""
+    names = ("stack", "size", "requested_size")
+    stacks, blocks, asked = map(timeline.allocations.codes, names)
     rows = [row for row in case.live_rows if stacks[row] != NONE]
     if timeline.passes.backward:
         codes, parameter = timeline.categories.codes, CATEGORIES.index("parameter")
@@ -1512,19 +1537,29 @@ def _sizes_by_line(case: Case, timeline: Timeline) -> dict[Place, Counter[int]]:
         rows = [row for row in rows if roles[stacks[row]] is not Role.MODULE]
     found: dict[Place, Counter[int]] = {}
     for row in rows:
-        found.setdefault(timeline.places[stacks[row]], Counter())[sizes[row]] += 1
+        found.setdefault(timeline.places[stacks[row]], Counter())[asked[row] or blocks[row]] += 1
     return found
 
 
 def _free_a_copy(case: Case, twice: _Twice) -> Note:
-    """To free one of two copies of parameters: where it is held, if that is known."""
-    copy = next((one for one in twice.places if not one.package), twice.places[1])
-    chain, size = case.holder_of(copy), format_bytes(twice.bytes)
-    text = (
-        f"or free the copy that is not trained ({size}: a loaded checkpoint, a reference model), "
-        "or move it to the CPU, once what reads it is done"
+    """To free one of two copies of parameters, that which no optimizer holds and that has not the
+    size of the gradients: where it is held, if that is known."""
+    chains = [case.holder_of(place) for place in twice.places]
+    gradients = case.categories.get("gradient", 0)
+    copy = max(
+        (1, 0),
+        key=lambda at: (
+            _OF_AN_OPTIMIZER not in chains[at],
+            abs(twice.sizes[at] - gradients),
+            not twice.places[at].package,
+        ),
     )
-    return Note(f"{text}, in {chain}") if chain else Note(f"{text}:", copy)
+    chain, size = chains[copy], format_bytes(twice.sizes[copy])
+    text = (
+        f"free the copy that is not trained ({size}: a loaded checkpoint, a reference model), or "
+        "move it to the CPU, once what reads it is done"
+    )
+    return Note(f"{text}, in {chain}") if chain else Note(f"{text}:", twice.places[copy])
 
 
 # ---- Tried -------------------------------------------------------------------------------
@@ -1556,7 +1591,9 @@ def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
         # Behind what takes it at least a round further.
         return (2, -0.5, 0.0)
     if verdict.suffices and verdict.finishes is None:
-        return (1, place, 0.0)
+        # What is free is no measure of what a step lacks that has outgrown all before it.
+        behind = verdict.kind == "fragmentation" and case.has_outgrown
+        return (2, -0.25, 0.0) if behind else (1, place, 0.0)
     return (2, -float(verdict.headroom_steps or 0), -float(verdict.bytes))
 
 

@@ -35,8 +35,8 @@ COSTS = ("setting", "line", "batch", "card")
 _ROUNDS = 10
 _MOST_EVENTS = 400_000
 
-# A round is made smaller by steps of a sixteenth.
-_PARTS = 16
+#: A round is made smaller by steps of a sixteenth, which is the margin of an estimate, too.
+PARTS = 16
 
 # What grows or shrinks with the size of a step; gradients, parameters and state do not.
 _SCALED = ("input", "temporary", "activation", "autograd_detail", "unknown")
@@ -365,7 +365,7 @@ class Trials:
         stretch = self._stretch
         if stretch is None:
             return None
-        return array("d", (one * (1 + 1 / _PARTS) if one > 1 else one for one in stretch))
+        return array("d", (one * (1 + 1 / PARTS) if one > 1 else one for one in stretch))
 
     @cached_property
     def _stays(self) -> bytes:
@@ -488,7 +488,7 @@ class Trials:
     def share_that_passes(self) -> tuple[float, Trial] | None:
         """A share of the size of a step that passes, a sixteenth below the largest that does: the
         sizes of its rest are those of another round; None: a sixteenth does not pass."""
-        low, high = 0, _PARTS
+        low, high = 0, PARTS
         while high - low > 1:
             part = (low + high) // 2
             passes = self._passes(self._scaled(part))
@@ -497,7 +497,7 @@ class Trials:
             return None
         part = max(low - 1, 1)
         trial = self.run(self._scaled(part))
-        return (part / _PARTS, trial) if trial.passes else None
+        return (part / PARTS, trial) if trial.passes else None
 
     @cached_property
     def _scaled_events(self) -> dict[int, list[int]]:
@@ -517,12 +517,12 @@ class Trials:
     def _scaled(self, part: int) -> Change:
         case, sizes = self._case, self._sizes
         for size, events in self._scaled_events.items():
-            scaled = max(size * part // _PARTS, 1)
+            scaled = max(size * part // PARTS, 1)
             for event in events:
                 sizes[event] = scaled
         if case.phase.name not in ("optimizer", "loading"):
-            sizes[self._event] = max(sizes[self._event] * part // _PARTS, 1)
-        name = f"{format_share(part / _PARTS, decimals=0)} of the batch or length"
+            sizes[self._event] = max(sizes[self._event] * part // PARTS, 1)
+        name = f"{format_share(part / PARTS, decimals=0)} of the batch or length"
         return Change(name, "batch", sizes=sizes)
 
     def more_memory(self, text: str, usable_bytes: int) -> Trial:

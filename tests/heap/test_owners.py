@@ -306,3 +306,22 @@ def test_asking_keeps_nothing_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     alive = weakref.ref(space["kept"][0])
     space["kept"].clear()
     assert alive() is None
+
+
+def test_models_kept_in_a_container_come_before_the_one_that_is_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their parts have different names, and the newest one's optimizer names all alike."""
+    text = """
+    from types import SimpleNamespace
+    trials, lines = [], []
+    for _ in range(4):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+        trials.append(SimpleNamespace(user={"model": model}))
+        lines += [(one.data_ptr(), one.numel() * 4) for one in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters())
+    del model
+    """
+    space = run(monkeypatch, text)
+    found = holders_of({"line": space["lines"]})["line"]
+    assert found.startswith('trials[…].user["model"]')

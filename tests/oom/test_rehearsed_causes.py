@@ -192,6 +192,18 @@ def beside_a_reference() -> None:
         optimizer.step()
 
 
+def trained_in_half() -> None:
+    """The reference has twice the bytes of the model that is trained, and no use any more."""
+    one = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(10)]).cuda()
+    half = copy.deepcopy(one).bfloat16()
+    optimizer = torch.optim.Adam(half.parameters())
+    inputs = batch(16, 2048).bfloat16()
+    for _ in range(STEPS):
+        half(inputs).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def rollouts_with_a_graph() -> None:
     """A rollout is longer than a step, and comes before some of them."""
     one, policy = model(), model()
@@ -320,6 +332,7 @@ def ran_out(program: Callable[[], None], mib: int) -> neutracer.reports.Verdict:
         (more_parts_in_each_of_few_steps, 100, "capacity", "release", "part_loss", "on the sum"),
         (larger_queries, 70, "capacity", "smaller_step", None, "inference_mode()"),
         (beside_a_reference, 190, "capacity", "shard_state", "beside_a_reference", "the copy that"),
+        (trained_in_half, 430, "capacity", "shard_state", "trained_in_half", "trained (160 MiB"),
         (rollouts_with_a_graph, 100, "leak", "release", "rollouts_with_a_graph", "keep no graph"),
         (kept_in_the_last_phase, 110, "leak", "release", "kept_in_the_last_phase", ""),
         (tables_that_are_replaced, 150, "leak", "release", "tables_that_are_replaced", ""),

@@ -15,7 +15,7 @@ from oom_snapshots import MIB, Recording, explained
 
 import neutracer
 from neutracer.oom.case import Verdict
-from neutracer.oom.causes import _rank
+from neutracer.oom.causes import _is_ample, _rank
 from neutracer.oom.trials import COSTS, Trial
 
 
@@ -209,3 +209,22 @@ def test_what_takes_it_further_comes_before_that_it_needs_more(rounds: int, firs
     leak = Verdict("leak", 3 << 30, (), (), suffices=True, finishes=False, headroom_steps=rounds)
     needs = Verdict("capacity", 8 << 20, (), (), suffices=True)
     assert min((needs, leak), key=lambda one: _rank(case, one)).kind == first
+
+
+@pytest.mark.parametrize(("outgrown", "first"), [(True, "capacity"), (False, "fragmentation")])
+def test_holes_come_behind_a_step_that_has_outgrown_all_before_it(
+    outgrown: bool, first: str
+) -> None:
+    """Where no round that ended shows the rest of the step."""
+    case: Any = SimpleNamespace(growth=None, has_outgrown=outgrown)
+    holes = Verdict("fragmentation", 250 * MIB, (), (), suffices=True)
+    needs = Verdict("capacity", 1_600 * MIB, (), (), suffices=True)
+    assert min((holes, needs), key=lambda one: _rank(case, one)).kind == first
+
+
+@pytest.mark.parametrize(("times", "is_ample"), [(1.0, True), (2.2, False)])
+def test_rest_of_a_larger_step_has_a_margin(times: float, is_ample: bool) -> None:
+    demand = SimpleNamespace(steps=5, is_larger=times > 1.1, so_far=int(1_600 * times) * MIB)
+    case: Any = SimpleNamespace(demand=demand, usable=3_700 * MIB)
+    just = Trial("expandable_segments:True", "setting", True, 2, 2, 3_700 * MIB)
+    assert _is_ample(case, just) == is_ample

@@ -47,6 +47,12 @@ def test_finding_names_bytes_line_and_fix() -> None:
     assert any(entry["kind"] == "late_zero_grad" for entry in shown)
 
 
+def test_gradients_of_a_process_that_never_ran_short_are_information() -> None:
+    timeline = snapshot(LATE).timeline()
+    found = [late_gradients_finding(timeline, never_short=one)[0] for one in (False, True)]
+    assert [str(one.severity) for one in found] == ["moderate", "info"]
+
+
 OTHERS = sorted(
     path.name.removesuffix(".pickle.xz")
     for path in DATA.glob("*.pickle.xz")
@@ -56,7 +62,7 @@ OTHERS = sorted(
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_programs_have_no_such_finding(name: str) -> None:
-    assert late_gradients_finding(snapshot(name).timeline()) == ()
+    assert late_gradients_finding(snapshot(name).timeline(), never_short=False) == ()
 
 
 def test_late_recording_finds_the_first_pass_too() -> None:

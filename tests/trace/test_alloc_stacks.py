@@ -74,7 +74,7 @@ def test_late_gradients_name_no_line_that_did_not_free_them():
     assert (only.count, only.passes, only.bytes) == (whole.count, whole.passes, whole.bytes)
     assert whole.place is not None
     assert only.place is None
-    (finding,) = late_gradients_finding(both("train_resnet_late_zero_grad")[1])
+    (finding,) = late_gradients_finding(both("train_resnet_late_zero_grad")[1], never_short=False)
     assert finding.evidence[0].text.endswith("freed only then")
 
 
