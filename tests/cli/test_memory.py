@@ -41,10 +41,10 @@ def _held(stacks: list[list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def deep_stacks() -> dict[str, Any]:
-    """Stacks of 300 frames, each in an order of its own."""
-    frames = [{"name": f"f{number}", "filename": "m.py", "line": number} for number in range(300)]
+    """Stacks of 450 frames, each in an order of its own."""
+    frames = [{"name": f"f{number}", "filename": "m.py", "line": number} for number in range(450)]
     order = random.Random(1)
-    return _held([order.sample(frames, len(frames)) for _ in range(300)])
+    return _held([order.sample(frames, len(frames)) for _ in range(450)])
 
 
 def many_lines() -> dict[str, Any]:
