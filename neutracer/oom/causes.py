@@ -1414,6 +1414,7 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
     if case.holdings:
         most = case.holdings[0]
         evidence.append(Note(f"most of it, {format_bytes(most.bytes)}, is held by", most.place))
+        evidence += () if _largest(case) else _held_by(case, most.place)
     if budget.total is None and budget.device_free is not None:
         evidence.append(
             Note(f"PyTorch had {format_bytes(budget.reserved)} of the device, and "

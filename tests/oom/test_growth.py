@@ -256,3 +256,16 @@ def test_list_of_the_program_is_its_own_to_clear_whatever_is_in_it(chain: str, s
     case: Any = SimpleNamespace(holder_of=lambda place: chain, timeline=timeline, phase=phase)
     place = Place("forward", "scale_kernel.py", 118, package="gpytorch")
     assert said in _let_go(case, place, of_modules=False).text
+
+
+@pytest.mark.parametrize("size", [100, 300])
+def test_holder_of_the_largest_line_is_named_once(size: int) -> None:
+    recording = Recording()
+    for mib, stack in ((size, "keep"), (80, "weights"), (80, "cache")):
+        recording.own(mib, stack)
+    recording.oom(50, device_free=0, stack="program")
+    chain = "frame main (train.py:3) → model.teacher"
+    report = explained(recording, holders=(("keep (work.py:30)", chain),))
+    (first,) = report.verdicts
+    notes = [note.text for note in (*first.evidence, *first.advice)]
+    assert sum(chain in note for note in notes) == 1
