@@ -405,7 +405,8 @@ class _Lines:
         found: dict[Place, list[int]] = {}
         for line, place in enumerate(self.places):
             if place != UNKNOWN_PLACE:
-                found.setdefault(replace(place, caller=""), []).append(line)
+                site = replace(place, caller="") if place.caller else place
+                found.setdefault(site, []).append(line)
         return found.values()
 
     def held(self, event: int, line: int) -> int:
