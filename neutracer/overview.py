@@ -46,6 +46,7 @@ from neutracer.trace.roles import CATEGORIES
 from neutracer.trace.snapshot import Snapshot, settings_words
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.stacks import (
+    EMPTY,
     NONE,
     Frame,
     Owner,
@@ -835,7 +836,7 @@ class _Callers:
         self._inner, self._next = array("I", bytes(4 * count)), array("I", bytes(4 * count))
         self._ends: dict[int, tuple[int, int]] = {}
         for stack, blocks, nbytes, _ in timeline.native.holders(event, 0):
-            at = 0 if stack == NONE else stack
+            at = EMPTY if stack == NONE else stack
             held, counted = self._ends.get(at, (0, 0))
             self._ends[at] = (held + nbytes, counted + blocks)
             self._bytes[at] += nbytes

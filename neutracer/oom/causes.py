@@ -57,7 +57,7 @@ class SettingsAdvice:
     setting: str = ""  # The first of them, as PYTORCH_CUDA_ALLOC_CONF takes it; "" is the default.
     tried: int = 0
     is_sure: bool = False  # Whether a replay says that the program goes on under the first.
-    needs: int = 0  # The fewest bytes that it needs under those that were tried.
+    needs: int = 0  # The fewest bytes that it needs under those that were tried; 0: some pass.
 
 
 def settings_advice(case: Case, trials: Trials) -> SettingsAdvice:
@@ -96,17 +96,18 @@ def _replayed(case: Case, trials: Trials) -> SettingsAdvice:
         found.append(rounder)
         may = "it may have fitted (replayed; its exact size is unknown)"
         notes.append(Note(_setting(rounder), detail=may))
-    first, needs = found[0] if found else "", [one.bytes for kind in tried for one in kind]
-    return SettingsAdvice(tuple(notes), first, len(needs), bool(passing), min(needs, default=0))
+    every = [one for kind in tried for one in kind]
+    needs = min((0 if one.passes else one.bytes for one in every), default=0)
+    return SettingsAdvice(tuple(notes), found[0] if found else "", len(every), bool(passing), needs)
 
 
 def _is_ample(case: Case, trial: Trial) -> bool:
     """Whether the program goes on; of a step larger than all before it the rest is an estimate,
     and a sixteenth of the step its margin."""
     demand = case.demand
-    is_larger = demand is not None and demand.steps > 0 and demand.is_larger
-    margin = demand.so_far // PARTS if demand is not None and is_larger else 0
-    return trial.passes and trial.bytes + margin <= case.usable
+    if demand is None or not demand.steps or not demand.is_larger:
+        return trial.passes
+    return trial.passes and trial.bytes + demand.so_far // PARTS <= case.usable
 
 
 def _passed(case: Case, trial: Trial) -> str:
@@ -204,7 +205,7 @@ def fragmentation(case: Case, trials: Trials) -> Verdict | None:
     suffices = advice.is_sure or untried
     pins = _pins(case)
     evidence = [Note(_free_text(case, free, headroom)), *pins, *_rounding(case)]
-    if is_tried and not advice.notes and advice.needs > room.budget.usable:
+    if is_tried and not advice.notes and advice.needs:
         count = format_count(advice.tried, "other allocator setting")
         evidence.append(Note(f"{count}: under none does it go on (replayed)."))
     steps = advice.notes if suffices else ()
@@ -1411,17 +1412,18 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
         if text:
             advice.append(Note(text))
             remedy = remedy or _remedy(case, trials, action)
+    largest = _largest(case)
     if case.holdings:
         most = case.holdings[0]
         evidence.append(Note(f"most of it, {format_bytes(most.bytes)}, is held by", most.place))
-        evidence += () if _largest(case) else _held_by(case, most.place)
+        evidence += () if largest else _held_by(case, most.place)
     if budget.total is None and budget.device_free is not None:
         evidence.append(
             Note(f"PyTorch had {format_bytes(budget.reserved)} of the device, and "
                  f"{format_bytes(budget.device_free)} were free; the file does not say what others "
                  "had: give capacity= (--capacity), or see nvidia-smi.")
         )  # fmt: skip
-    advice = [*_largest(case), *_without_graph(case), *_smaller(case, trials), *advice]
+    advice = [*largest, *_without_graph(case), *_smaller(case, trials), *advice]
     known_cure = _signature(case.stack) or _signature_of_most(case)
     if known_cure:
         advice.insert(0, Note(known_cure))
@@ -1543,8 +1545,11 @@ def _sizes_by_line(case: Case, timeline: Timeline) -> dict[Place, Counter[int]]:
 
 
 def _free_a_copy(case: Case, twice: _Twice) -> Note:
-    """To free one of two copies of parameters, that which no optimizer holds and that has not the
-    size of the gradients: where it is held, if that is known."""
+    """To free one of two copies of parameters: where it is held, if that is known.
+
+    The one that no optimizer holds; else the one whose bytes differ more from the gradients', and
+    of equal ones the one that the program's own line made.
+    """
     chains = [case.holder_of(place) for place in twice.places]
     gradients = case.categories.get("gradient", 0)
     copy = max(

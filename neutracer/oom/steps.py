@@ -16,7 +16,7 @@ from neutracer.oom.facts import Failure
 from neutracer.render.document import Place
 from neutracer.trace.roles import CATEGORIES, Role, role_of
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.stacks import NONE, UNKNOWN_PLACE, Frame, callers_of, place_of
+from neutracer.trace.stacks import EMPTY, NONE, UNKNOWN_PLACE, Frame, callers_of, place_of
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_share
 
@@ -536,7 +536,7 @@ def _lasting_rows(timeline: Timeline, begins: Sequence[int]) -> dict[int, list[t
         high = len(begins) if freed < 0 else bisect_right(begins, freed)
         if low < high:
             # Backward's threads record no stack, or an empty one, of the same block.
-            found.setdefault(0 if stack == NONE else stack, []).append((row, low, high))
+            found.setdefault(EMPTY if stack == NONE else stack, []).append((row, low, high))
     return found
 
 
@@ -615,7 +615,8 @@ def _grower(
         held[-1],
         sum(low <= last < high for _, low, high in rows),
         (held[-1] - held[0]) // (len(held) - 1),
-        # The first of these values is of before the first step, or of its end.
+        # A value stands for the beginning of a step; of a line that came late the first one is
+        # the end of its first step.
         len(held) - (0 if born and not ends else 1),
         _is_made_anew(sizes, rows, last - len(held) // 2, last),
         role is Role.MODULE,

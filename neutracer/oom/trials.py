@@ -430,20 +430,20 @@ class Trials:
         made, at, stacks = map(timeline.allocations.codes, names)
         begins = case.rounds.begins if case.rounds is not None else (self._event,)
         rows = [row for row in case.live_rows if at[row] in addresses and made[row] >= 0]
-        ends, codes = array("i", [-1]) * len(timeline), timeline.categories.codes
-        state = [row for row in rows if codes[row] in _codes(_STATE)]
+        lasting, codes = _codes(_STATE), timeline.categories.codes
+        state = [row for row in rows if codes[row] in lasting]
         first = stacks[state[0]] if state else NONE
         starts = sorted({bisect_right(begins, made[row]) for row in state if stacks[row] == first})
+        ends = array("i", [-1]) * len(timeline)
         for row in rows:
             number = bisect_right(begins, made[row])
             # A block of the failing round is what a round holds; without it that one is free.
             end = begins[number] if number < len(begins) else self._event
-            if codes[row] in _codes(_STATE):
-                after = bisect_right(starts, number)
-                if after < len(starts):
-                    end = begins[starts[after] - 1]
-                elif not 0 < len(begins) - number <= _REPEATED:
-                    continue
+            after = bisect_right(starts, number)
+            if codes[row] in lasting and after < len(starts):
+                end = begins[starts[after] - 1]
+            elif codes[row] in lasting and not 0 < len(begins) - number <= _REPEATED:
+                continue
             # A free stands behind the event that it follows: still in the round.
             ends[made[row]] = max(end - 2, made[row])
         return self.run(Change(text, "line", ends=ends)) if rows else None

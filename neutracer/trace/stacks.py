@@ -20,6 +20,9 @@ from neutracer.units import format_count
 # The id of "no string" and "no stack" in the core.
 NONE = 0xFFFFFFFF
 
+# The id of the stack without frames in the core.
+EMPTY = 0
+
 #: What `record(modules=model)` writes before the path of a module into user_metadata.
 MODULE_MARK = "nn.Module: "
 

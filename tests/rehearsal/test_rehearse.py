@@ -771,12 +771,17 @@ messages.put(None)
 """
 
 
+def rehearsed_text(with_torch: Imported, folder: Path, text: str) -> Any:
+    """The command's end for a program of this text; its snapshot is `out.pickle` in the folder."""
+    program = folder / "train.py"
+    program.write_text(text, encoding="utf-8")
+    return with_torch.neutracer("rehearse", "-o", "out.pickle", str(program), cwd=folder)
+
+
 def test_thread_that_the_program_would_end_keeps_nothing(
     with_torch: Imported, tmp_path: Path
 ) -> None:
-    program = tmp_path / "train.py"
-    program.write_text(WITH_A_THREAD, encoding="utf-8")
-    done = with_torch.neutracer("rehearse", "-o", str(tmp_path / "out.pickle"), str(program))
+    done = rehearsed_text(with_torch, tmp_path, WITH_A_THREAD)
     assert done.returncode == 0
     assert "it fits" in " ".join(done.stdout.split())
     assert "1 thread of the program had not ended" in done.stderr
@@ -785,7 +790,6 @@ def test_thread_that_the_program_would_end_keeps_nothing(
 def test_program_in_a_temporary_folder_that_it_removes(
     with_torch: Imported, tmp_path: Path
 ) -> None:
-    program, out = tmp_path / "train.py", tmp_path / "out.pickle"
     text = (
         "import os, tempfile, torch\n"
         "folder = tempfile.mkdtemp()\n"
@@ -797,17 +801,15 @@ def test_program_in_a_temporary_folder_that_it_removes(
         "os.path.exists('/') and open('/dev/null', 'w')\n"
         "print('there:', os.path.exists(folder))\n"
     )
-    program.write_text(text, encoding="utf-8")
-    done = with_torch.neutracer("rehearse", "-o", "out.pickle", str(program), cwd=tmp_path)
+    done = rehearsed_text(with_torch, tmp_path, text)
     assert (done.returncode, done.stderr) == (0, "")
     assert "there: False" in done.stdout
-    assert out.exists()
+    assert (tmp_path / "out.pickle").exists()
 
 
 def test_program_that_catches_everything_ends_after_its_steps(
     with_torch: Imported, tmp_path: Path
 ) -> None:
-    program, out = tmp_path / "train.py", tmp_path / "out.pickle"
     text = (
         "import torch\n"
         "model = torch.nn.Linear(8, 8).cuda()\n"
@@ -819,24 +821,21 @@ def test_program_that_catches_everything_ends_after_its_steps(
         "    except BaseException:\n"
         "        pass\n"
     )
-    program.write_text(text, encoding="utf-8")
-    done = with_torch.neutracer("rehearse", "-o", str(out), str(program))
+    done = rehearsed_text(with_torch, tmp_path, text)
     assert done.returncode == 0
     assert "3 steps on NVIDIA H200" in done.stdout
-    assert neutracer.load(out).rehearsed
+    assert neutracer.load(tmp_path / "out.pickle").rehearsed
 
 
 @pytest.mark.parametrize(("code", "said"), [(0, "it fits"), (3, "ended itself")])
 def test_program_that_leaves_at_once_is_told(
     with_torch: Imported, code: int, said: str, tmp_path: Path
 ) -> None:
-    program, out = tmp_path / "train.py", tmp_path / "out.pickle"
     text = f"import os, torch\nkept = torch.ones(1 << 20, device='cuda')\nos._exit({code})\n"
-    program.write_text(text, encoding="utf-8")
-    done = with_torch.neutracer("rehearse", "-o", str(out), str(program))
+    done = rehearsed_text(with_torch, tmp_path, text)
     assert done.returncode == (2 if code else 0)
     assert said in " ".join((done.stdout + done.stderr).split())
-    assert out.exists()
+    assert (tmp_path / "out.pickle").exists()
 
 
 def test_error_without_words_is_told_by_its_name() -> None:
