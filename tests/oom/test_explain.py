@@ -26,6 +26,7 @@ from small_snapshots import dumped, event, two_devices
 
 import neutracer
 from neutracer import OomFacts
+from neutracer.oom import causes
 from neutracer.reports import ExplainReport
 
 GIB = 1 << 30
@@ -681,6 +682,21 @@ def test_wrapped_ring_is_explained() -> None:
     assert kinds(report)[0] == "fragmentation"
     assert report.free_bytes == 200 * MIB
     assert report.event == len(plain["device_traces"][0]) - 1
+
+
+@pytest.mark.parametrize(("needs", "first"), [(430, "fragmentation"), (450, "capacity")])
+def test_holes_between_older_blocks_are_no_cause_where_no_setting_gives_enough(
+    needs: int, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay leaves such blocks where they are: with all 200 MiB of holes it would still need
+    more than the 240 MiB that there are."""
+    recording = checkered(pins=20)
+    recording.oom(60, device_free=0)
+    plain = recording.snapshot()
+    plain["device_traces"][0] = plain["device_traces"][0][41:]
+    tried = causes.SettingsAdvice(tried=9, needs=needs * MIB)
+    monkeypatch.setattr(causes, "settings_advice", lambda case, trials: tried)
+    assert kinds(neutracer.explain(pickle.dumps(plain, 4)))[0] == first
 
 
 def test_report_is_one_screen() -> None:
