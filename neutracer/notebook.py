@@ -15,7 +15,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import Any, NoReturn, cast
 
@@ -349,7 +349,7 @@ def _grouped(timeline: Timeline, chosen: Iterable[int]) -> tuple[CellPlace, ...]
         held[0] += row.size
         held[1] += 1
     return tuple(
-        CellPlace(**vars(place), bytes=nbytes, count=count, category=category)
+        CellPlace(**asdict(place), bytes=nbytes, count=count, category=category)
         for (place, category), (nbytes, count) in sorted(sums.items(), key=lambda item: -item[1][0])
     )
 

@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from neutracer.errors import NeutracerError
@@ -184,7 +184,7 @@ def device_overview(
     held = sorted(held, key=lambda one: -one[2])
     holders = tuple(
         Holding(
-            **vars(place),
+            **asdict(place),
             requested_bytes=requested,
             count=count,
             share=requested / total if total else 0.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -605,7 +605,7 @@ class Case:
         total = sum(nbytes for _, nbytes, _ in by_line)
         return tuple(
             Holding(
-                **vars(place),
+                **asdict(place),
                 bytes=nbytes,
                 count=count,
                 share=nbytes / total if total else 0.0,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from neutracer.oom.facts import SIZE_PATTERN, OomFacts, size_of
 from neutracer.render.document import Copyable, Document, Figure, Note, Place, Severity, Table
@@ -171,7 +171,7 @@ def _message(at: int, text: str, lines: list[str]) -> OomMessage:
         rank=rank,
         kind=kind,
         verdict=verdict,
-        **vars(place),
+        **asdict(place),
         device=facts.device,
         request=" ".join(sizes[-2:]),
         request_bytes=facts.segment_bytes or 0,

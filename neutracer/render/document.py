@@ -75,7 +75,7 @@ class Copyable(str):
     __slots__ = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where in a program: shown as `frag   train.py:159`, in two aligned columns.
 

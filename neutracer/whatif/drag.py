@@ -13,7 +13,7 @@ from array import array
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from operator import attrgetter, itemgetter
@@ -601,7 +601,7 @@ def _drag_line(lives: _Lives, rows: list[int], states: dict[int, str], edit: _Ed
         categories[names[row]] += lives.sizes[row]
     place = lives.timeline.places[lives.timeline.allocations.codes("stack")[rows[0]]]
     return DragLine(
-        **vars(place),
+        **asdict(place),
         category=categories.most_common(1)[0][0],
         drag_bytes=sums["drag"],
         lag_bytes=sums["lag"],
