@@ -249,6 +249,10 @@ def add_max_memory(parser: argparse.ArgumentParser) -> None:
     )
 
 
+# The dynamic linker's words where a library has no room.
+_NO_ROOM_TO_LOAD = ("cannot map", "failed to map", "annot allocate")
+
+
 def within_memory(options: argparse.Namespace) -> int:
     """Run the chosen command under its memory limit."""
     run: Callable[[argparse.Namespace], int] = options.run
@@ -267,6 +271,9 @@ def within_memory(options: argparse.Namespace) -> int:
     except MemoryError:
         # Reported below, after the frames that hold the memory are gone.
         pass
+    except ImportError as error:
+        if not any(words in str(error) for words in _NO_ROOM_TO_LOAD):
+            raise
     why = "that are free" if options.max_memory is None else "that --max-memory allows"
     return complain(f"this needs more memory than the {format_bytes(bound)} {why}")
 

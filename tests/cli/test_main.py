@@ -7,12 +7,14 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from bundle import DATA, expected
 
 import neutracer
 from neutracer.cli.main import main
+from neutracer.cli.parts import within_memory
 
 FRAG = str(DATA / "frag_default.pickle")
 HEALTHY = str(DATA / "train_resnet_healthy.pickle.xz")
@@ -114,6 +116,23 @@ def test_picture_that_has_no_room_is_refused_in_words(bound, tmp_path):
     assert made.returncode == 2
     assert made.stderr.startswith("neutracer: this needs more memory than")
     assert made.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"),
+    [("_agg.so: cannot map zero-fill pages", True), ("_agg.so: undefined symbol: png_read", False)],
+)
+def test_library_that_has_no_room_to_load_is_told_alike(words, is_told, capsys):
+    def run(_):
+        raise ImportError(words)
+
+    options = SimpleNamespace(run=run, max_memory="10MB")
+    if not is_told:
+        with pytest.raises(ImportError, match="undefined symbol"):
+            within_memory(options)
+        return
+    assert within_memory(options) == 2
+    assert capsys.readouterr().err.startswith("neutracer: this needs more memory than")
 
 
 def test_truncated_file_is_reported_as_partial(capsys, tmp_path):
