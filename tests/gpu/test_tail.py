@@ -233,8 +233,10 @@ def test_layout_of_ten_thousand_blocks_stalls_briefly(churn):
         print(f"  in {name:30} median {middle:.2f} ms, 90 % {most:.2f}, worst {worst:.2f}")
     assert len(snap.blocks) >= 10_000
     assert snap.memory_stats()["active.all.current"] >= 10_000
-    assert quantiles(waits["neutracer.live()"])[1] <= 1.0
-    assert quantiles(again)[1] <= 1.0
+    # A busy machine takes the processor from the thread for milliseconds without us.
+    allowed = 1.0 + quantiles(waits["nothing"])[1]
+    assert quantiles(waits["neutracer.live()"])[1] <= allowed
+    assert quantiles(again)[1] <= allowed
     del kept
 
 
