@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import math
 import os
 import re
 import shutil
@@ -431,30 +432,41 @@ def _perfetto(
         file.writelines(_packets(snap, number, root + _TRACKS * number, base_ns))
 
 
-# Traces of torch.profiler are read whole.
-_MOST_OF_A_TRACE = 2 << 30
+# Bytes read at a time of a trace of torch.profiler.
+_PART = 1 << 22
 
 
 def _kineto_base_ns(path: str | os.PathLike[str], begin_us: int, end_us: int) -> int:
     """Zero of a Kineto trace's clock, in nanoseconds since the epoch."""
     name = os.path.basename(path_name(path, "kineto"))
-    with open(path, "rb") as file:
-        data = file.read(_MOST_OF_A_TRACE + 1)
-    if len(data) > _MOST_OF_A_TRACE:
-        raise ValueError(f"{name} is larger than {format_bytes(_MOST_OF_A_TRACE)}")
-    if data[:2] == b"\x1f\x8b":
-        with suppress(EOFError, OSError, zlib.error):
-            data = gzip.decompress(data)
-    times = [float(found[1]) for found in _EVENT_TIME.finditer(data)]
-    if b'"traceEvents"' not in data or not times:
+    base, ends, is_trace = 0, (math.inf, -math.inf), False
+    with open(path, "rb") as file, suppress(EOFError, zlib.error, gzip.BadGzipFile):
+        has_gzip = file.peek(2)[:2] == b"\x1f\x8b"
+        for part in _parts(cast("BinaryIO", gzip.GzipFile(fileobj=file) if has_gzip else file)):
+            times = [float(found[1]) for found in _EVENT_TIME.finditer(part)]
+            ends = min([ends[0], *times]), max([ends[1], *times])
+            is_trace |= b'"traceEvents"' in part
+            if found := _BASE_TIME.search(part):
+                base = int(found[1])
+    if not is_trace or ends[0] > ends[1]:
         raise ValueError(f"{name} is not a trace of torch.profiler (export_chrome_trace)")
-    base = _BASE_TIME.search(data)
     # Without a base (before torch 2.3) its times are since the epoch.
-    base_ns = int(base[1]) if base else 0
-    first, last = base_ns / 1000 + min(times), base_ns / 1000 + max(times)
-    if first > end_us or last < begin_us or begin_us * 1000 < base_ns:
+    first, last = base / 1000 + ends[0], base / 1000 + ends[1]
+    if first > end_us or last < begin_us or begin_us * 1000 < base:
         raise ValueError(f"{name} is of another time than the snapshot: they share no moment")
-    return base_ns
+    return base
+
+
+def _parts(file: BinaryIO) -> Iterator[bytes]:
+    """The parts of a file that begins as JSON does, each up to a comma: no number is cut."""
+    rest = file.read(_PART)
+    if not rest.lstrip().startswith(b"{"):
+        return
+    while more := file.read(_PART):
+        part, _, rest = rest.rpartition(b",")
+        yield part
+        rest += more
+    yield rest
 
 
 # ---- Export ------------------------------------------------------------------------------

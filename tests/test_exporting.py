@@ -17,6 +17,7 @@ from hostile_names import HOSTILE_NAMES
 from small_snapshots import MIB, dumped, event, one_program, two_devices
 
 import neutracer
+from neutracer import exporting
 from neutracer.cli.main import main
 from neutracer.exporting import CONTENTS, FORMATS, stack_text
 
@@ -322,7 +323,9 @@ def kineto(path: Path, base_ns: int, *times: float) -> Path:
     return path
 
 
-def test_times_are_those_of_the_kineto_trace(tmp_path: Path) -> None:
+def test_times_are_those_of_the_kineto_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, out = dumped(one_program()), tmp_path / "out"
     trace = kineto(tmp_path / "trace.json", 900_000, 50.25, 120.5)
     packed = tmp_path / "trace.json.gz"
@@ -330,6 +333,10 @@ def test_times_are_those_of_the_kineto_trace(tmp_path: Path) -> None:
     for path in (trace, packed):
         tracks = tracks_of(neutracer.export(source, "perfetto", out, kineto=path))
         assert tracks["allocated"][1] == (110_000, 4, 4 * MIB)
+    # No part of a long one cuts a number or a key, and none is kept.
+    monkeypatch.setattr(exporting, "_PART", 7)
+    tracks = tracks_of(neutracer.export(source, "perfetto", out, kineto=trace))
+    assert tracks["allocated"][1] == (110_000, 4, 4 * MIB)
     # Older ones count since the epoch.
     trace.write_text('{"traceEvents": [{"ts": "1005"}]}')
     tracks = tracks_of(neutracer.export(source, "perfetto", out, kineto=trace))
@@ -386,6 +393,8 @@ def test_trace_of_another_run_is_refused(tmp_path: Path) -> None:
         before.write_text(text)
         with pytest.raises(ValueError, match=r"trace\.json is not a trace of torch\.profiler"):
             neutracer.export(source, "perfetto", out, kineto=before)
+    with pytest.raises(ValueError, match=r"zero is not a trace of torch\.profiler"):
+        neutracer.export(source, "perfetto", out, kineto="/dev/zero")
     untimed = one_program()
     for one in untimed["device_traces"][0]:
         del one["time_us"]
