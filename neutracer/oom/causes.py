@@ -103,11 +103,14 @@ def _replayed(case: Case, trials: Trials) -> SettingsAdvice:
 
 def _is_ample(case: Case, trial: Trial) -> bool:
     """Whether the program goes on; of a step larger than all before it the rest is an estimate,
-    and a sixteenth of the step its margin."""
-    demand = case.demand
-    if demand is None or not demand.steps or not demand.is_larger:
-        return trial.passes
-    return trial.passes and trial.bytes + demand.so_far // PARTS <= case.usable
+    and a sixteenth of the step its margin. What is made anew in each round, more of it each time,
+    the replay repeats as it was: its growth comes on top."""
+    demand, grown = case.demand, 0
+    if case.growth is not None and case.growth.by_size:
+        grown = case.growth.bytes_per_step * trial.rounds_tried
+    if demand is not None and demand.steps and demand.is_larger:
+        grown += demand.so_far // PARTS
+    return trial.passes and (not grown or trial.bytes + grown <= case.usable)
 
 
 def _passed(case: Case, trial: Trial) -> str:
@@ -170,10 +173,6 @@ def _text(settings: dict[str, str]) -> str:
 #: may have: its cure would give back no more.
 LEAST_CURE = 0.05
 
-# In a first step, of which nothing tells what it needs in all, less than this share of the
-# reserved memory free inside is not what it lacks: it has hardly begun.
-_OF_A_FIRST_STEP = 0.2
-
 # A group with less than this share of what is free in the others is not told.
 _TOO_LITTLE = 0.02
 
@@ -222,8 +221,6 @@ def fragmentation(case: Case, trials: Trials) -> Verdict | None:
     remedy = None
     if suffices and advice.notes:
         remedy = Remedy("settings", setting=advice.setting)
-    # A first step that has hardly begun lacks more than what is free inside.
-    hardly = case.is_first_step and free < _OF_A_FIRST_STEP * room.reserved
     return Verdict(
         "fragmentation",
         free,
@@ -232,7 +229,8 @@ def fragmentation(case: Case, trials: Trials) -> Verdict | None:
         message,
         suffices,
         remedy,
-        finishes=False if hardly else None,
+        # What a first step needs in all nothing tells: more than what is free inside, in general.
+        finishes=False if case.is_first_step else None,
     )
 
 
@@ -727,13 +725,17 @@ def cache_growth(case: Case) -> Verdict | None:
         return None
     grower = growth.growers[0]
     first = grower.place
-    message = (
-        f"a cache that grows: {format_bytes(growth.bytes)} after {_over(growth)}, "
-        f"{format_bytes(growth.bytes_per_step)} more each time"
-    )
     known, chain = _signature(grower.stack, _SIGNATURES_OF_GROWTH), case.holder_of(first)
     bound = "bound it, keep it on the CPU, or make it shorter"
+    is_copied = any(frame.name == "deepcopy" for frame in grower.stack)
+    notes = (*_by_holder(case, first), *((Note(_ON_COPIES),) if is_copied else ()))
+    what = f"what each {growth.rounds.unit} makes anew" if notes else "a cache that"
+    message = (
+        f"{what} grows: {format_bytes(growth.bytes)} after {_over(growth)}, "
+        f"{format_bytes(growth.bytes_per_step)} more each time"
+    )
     advice = (
+        *notes,
         *((Note(known),) if known else ()),
         Note(f"{bound}: {chain}") if chain else Note(f"{bound}:", first),
         Note("a smaller batch or fewer tokens make each step's part of it smaller"),
@@ -796,6 +798,32 @@ def made_again(case: Case) -> Verdict | None:
     at = rows.codes("address")
     frees, remedy = frozenset(at[row] for row in older), Remedy("release", place=first)
     return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
+
+
+def kept_exceptions(case: Case, bill: Bill) -> Verdict | None:
+    """Exceptions that the program keeps, and with them the frames that they came through: what
+    keeps some leads to most of what is in use."""
+    chains = [one for line in bill.lines for one in line.holder.split("; ")]
+    kept = [one.partition(" → exception")[0] for one in chains if _keeps_exceptions(one)]
+    keepers = tuple(dict.fromkeys(one.partition("[")[0] for one in kept))
+    held = [one for one in bill.lines if keepers and one.holder.startswith(keepers)]
+    nbytes = sum(one.bytes for one in held)
+    if 2 * nbytes < max(case.room.allocated, 1):
+        return None
+    size = format_bytes(nbytes)
+    evidence = [Note(f"up to {format_bytes(one.bytes)} by", one.place) for one in held[:_TOLD]]
+    advice = (
+        Note(_ON_EXCEPTIONS),
+        Note(f"they are held by {keepers[0]}"),
+        Note("or clear their frames: traceback.clear_frames(error.__traceback__)"),
+    )
+    message = f"leak: exceptions that are kept hold up to {size}, by the frames of their tracebacks"
+    remedy = Remedy("release", place=held[0].place)
+    return Verdict("leak", nbytes, tuple(evidence), advice, message, True, remedy)
+
+
+def _keeps_exceptions(chain: str) -> bool:
+    return any(word in chain for word in _OF_AN_EXCEPTION)
 
 
 def retry(case: Case) -> Verdict | None:
@@ -890,14 +918,27 @@ def _let_go(case: Case, place: Place, of_modules: bool) -> Note:
     return Note(f"{text} in {chain}") if chain else Note(f"{text}:", place)
 
 
-# What a chain of holders says where an exception keeps the frames that it came through, and where
-# gradients have a graph.
+# What a chain of holders says where an exception keeps the frames that it came through, hooks keep
+# what they close over, or gradients have a graph.
 _OF_AN_EXCEPTION = ("traceback", "__context__", "__cause__")
+_OF_HOOKS = ("._forward_hooks", "._forward_pre_hooks", "._backward_hooks")
 _OF_GRADIENTS = ".grad → autograd graph"
 _OF_AN_OPTIMIZER = ".param_groups"
 
 _OF_SLICES = (
     "clone() what is kept, where it is put there: a slice keeps the whole tensor that it is of"
+)
+
+_ON_EXCEPTIONS = "keep str(error), not the exception: its traceback keeps frames and their tensors"
+
+_ON_HOOKS = (
+    "remove each hook when it has done its work: keep the handle that register_forward_hook() "
+    "returns, and call its remove(); or keep less in it"
+)
+
+_ON_COPIES = (
+    "copy less: copy.deepcopy() takes all that the object holds, what earlier copies put there (an "
+    "attribute, a hook, a cache) too: drop or bound that before it is copied"
 )
 
 _ON_GRADIENTS = (
@@ -915,12 +956,14 @@ def _release(case: Case, place: Place, of_modules: bool) -> tuple[tuple[Note, ..
 def _by_holder(case: Case, place: Place) -> tuple[Note, ...]:
     """What to do where the holder alone tells it."""
     held = case.holder_of(place)
-    if any(word in held for word in _OF_AN_EXCEPTION):
-        text = "keep str(error), not the exception: its traceback keeps frames and their tensors"
+    if _keeps_exceptions(held):
+        text = _ON_EXCEPTIONS
     elif _OF_GRADIENTS in held:
         text = _ON_GRADIENTS
     elif f"({SLICES} of" in held:
         text = _OF_SLICES
+    elif any(word in held for word in _OF_HOOKS):
+        text = _ON_HOOKS
     else:
         return ()
     return Note(text), Note(f"it is held by {held}")
@@ -1128,8 +1171,8 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
     ]
     advice: tuple[Note, ...] = (
         *_without_graph(case),
-        Note(f"make the largest {demand.unit} smaller: {share.text}", case.place),
-        Note("bound the length of sequences, sort by length, or split the batch (accumulate)"),
+        Note(f"bound the size of a {demand.unit}, its padding included: {share.text}", case.place),
+        Note("sort by length, cut what is longest, or split the batch (accumulate)"),
         *_other_ways(trials),
     )
     remedy = Remedy("smaller_step", value=share.value)
@@ -1260,21 +1303,37 @@ class _Share:
         return cls(None, "how much of it fits is not known: no step has ended")
 
 
-def first_state(case: Case) -> Verdict | None:
-    """The first step of an optimizer makes its state, which stays: no round before had it."""
+def _first_update(case: Case) -> tuple[int, int] | None:
+    """Where the first step of an optimizer, in which it failed, makes the first of its state, and
+    how many bytes of that are there; None: it failed elsewhere."""
     timeline = case.timeline
-    if timeline is None or role_of(case.stack) is not Role.STATE:
+    if timeline is None or role_of(case.stack) not in (Role.STATE, Role.OPTIMIZER):
         return None
     rows, role = timeline.allocations, timeline.passes.role
     sizes, made = rows.codes("size"), rows.codes("alloc_event")
     makes = [row for row in case.live_rows if made[row] >= 0 and role[made[row]] == Role.STATE]
-    state = sum(sizes[row] for row in makes)
     first = min((made[row] for row in makes), default=case.at)
     # The state of a second optimizer, or of parameters added later, follows other steps.
     before = {role[at] for at in made if 0 <= at < first}
-    is_first = not before & {Role.OPTIMIZER, Role.STATE}
     passes_since = any(begin > first for begin, _ in timeline.passes.backward)
-    if not is_first or passes_since or state < least_worth(case.failure.size):
+    if passes_since or before & {Role.OPTIMIZER, Role.STATE}:
+        return None
+    return first, sum(sizes[row] for row in makes)
+
+
+def first_state(case: Case) -> Verdict | None:
+    """The first step of an optimizer makes its state, which stays: no round before had it.
+
+    What it lacks may be room for its own temporaries alone: where what was in use at most before it
+    leaves room for the state, the state is not the cause.
+    """
+    update = _first_update(case)
+    if update is None or case.timeline is None:
+        return None
+    first, state = update
+    most = max(case.timeline.allocated[:first], default=0)
+    is_temporary = role_of(case.stack) is Role.OPTIMIZER and most + state <= case.usable
+    if is_temporary or state < least_worth(case.failure.size):
         return None
     size = format_bytes(state)
     message = f"the first optimizer step makes its state: {size} so far, and no room for the rest"
@@ -1310,6 +1369,8 @@ def too_little(case: Case, trials: Trials) -> Verdict:
         remedy = Remedy("release", place=place)
     total = f" of {format_bytes(budget.total)}" if budget.total else ""
     message = f"the program needs {format_bytes(missing)} more than the device{total} can give"
+    if could >= size and case.is_first_step:
+        message = f"the first step needs more than the device{total} can give"
     return Verdict("capacity", missing, tuple(evidence), tuple(advice), message, True, remedy)
 
 
@@ -1336,10 +1397,16 @@ _SIGNATURES = (
         "parameters for each of the last history_size iterations (100 by default)",
     ),
     (
+        "/torchmetrics/wrappers/tracker.py",
+        "increment",
+        "keep figures, not metrics: MetricTracker keeps a copy of the metric for each increment(). "
+        "Take one metric that is reset() each time, or move the older ones to the CPU",
+    ),
+    (
         "/torchmetrics/metric.py",
         "wrapped_func",
-        "call reset() on the metric once its figures are read, as at the end of each epoch: until "
-        "then it keeps all that it was given",
+        "pass compute_on_cpu=True to the metric (or thresholds=, where it has them), and call "
+        "reset() once its figures are read: until then it keeps all that it was given",
     ),
     (
         "/accelerate/accelerator.py",
@@ -1679,8 +1746,9 @@ def verdicts_of(case: Case, bill: Bill, trials: Trials) -> tuple[Verdict, ...]:
         return (hopeless,)
     candidates = [fragmentation(case, trials), *(cause(case) for cause in _CAUSES)]
     candidates.append(process_cap(case, trials))
+    exceptions = kept_exceptions(case, bill) if case.growth is None else None
     if case.growth is None:
-        candidates += [made_again(case), young_pile(case, bill)]
+        candidates += [made_again(case), young_pile(case, bill), exceptions]
         # That it is in the way only a replay can say: blocks may well live for some steps.
         late = left_behind(case) if trials.works else None
         if late is not None and _tried(trials, case, late).finishes:
@@ -1692,7 +1760,8 @@ def verdicts_of(case: Case, bill: Bill, trials: Trials) -> tuple[Verdict, ...]:
     first = ranked(trials, case, found)
     needs = None
     # Where letting go of something lets the program go on, its step is not too large.
-    if case.growth is None and not any(one.finishes and one.frees for one in first):
+    is_kept = exceptions is not None or any(one.finishes and one.frees for one in first)
+    if case.growth is None and not is_kept and _first_update(case) is None:
         needs = new_holder(case, trials) or too_large_a_step(case, trials)
     if needs is None and not any(_helps(verdict) for verdict in first):
         needs = too_little(case, trials)

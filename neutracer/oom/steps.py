@@ -138,23 +138,47 @@ def _is_a_forward(timeline: Timeline, begins: Sequence[int], event: int) -> bool
 
 def _rounds(timeline: Timeline, first: int, event: int) -> tuple[int, ...]:
     """The events from `first` on at which the first stack outside of modules comes round that
-    does so all along; empty where none does."""
-    passes = timeline.passes
-    at: dict[int, list[int]] = {}
-    for number in range(first, event):
-        if passes.allocates[number] and passes.role[number] == Role.USER:
-            at.setdefault(passes.stack[number], []).append(number)
-    several = sorted(found for found in at.values() if len(found) >= FEWEST)[:_MOST_ANCHORS]
-    for found in several:
+    does so all along, else the first one inside, of passes that free what they make; empty where
+    none does."""
+    outside = [one for one in _places(timeline, first, event, Role.USER) if len(one) >= FEWEST]
+    outside = outside[:_MOST_ANCHORS]
+    for found in outside:
         if _are_alike([*found, event]):
             return tuple(found)
     # A line may make several blocks in each round, with the same others in between.
     for times in range(2, _MOST_TIMES + 1):
-        for found in several:
+        for found in outside:
             begins = found[::times]
             if len(begins) >= FEWEST and _are_alike([*begins, event]) and _repeat(timeline, begins):
                 return tuple(begins)
-    return ()
+    # With what a pass begins, a layer of it does not begin; those of one stack may all be alike,
+    # and keep what they make where it is trained.
+    inside = next(iter(_places(timeline, first, event, Role.MODULE)), [])
+    if len(inside) < FEWEST or not _are_alike([*inside, event]) or timeline.passes.backward:
+        return ()
+    return tuple(inside) if _pass_by(timeline, inside) else ()
+
+
+def _places(timeline: Timeline, first: int, event: int, role: Role) -> list[list[int]]:
+    """The events at which each stack of a role allocates, those that begin first."""
+    passes = timeline.passes
+    at: dict[int, list[int]] = {}
+    for number in range(first, event):
+        if passes.allocates[number] and passes.role[number] == role:
+            at.setdefault(passes.stack[number], []).append(number)
+    return list(at.values())
+
+
+def _pass_by(timeline: Timeline, begins: Sequence[int]) -> bool:
+    """Whether each whole round frees most of what it made."""
+    rows = timeline.allocations
+    made, freed, sizes = map(rows.codes, ("alloc_event", "free_event", "size"))
+    for begin, end in pairwise(begins):
+        own = range(bisect_left(made, begin), bisect_left(made, end))
+        gone = sum(sizes[row] for row in own if -1 < freed[row] <= end)
+        if 2 * gone <= sum(sizes[row] for row in own):
+            return False
+    return True
 
 
 def _are_alike(edges: Sequence[int]) -> bool:

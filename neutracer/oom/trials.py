@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +17,7 @@ from neutracer._native import core
 from neutracer.oom.case import Case
 from neutracer.oom.facts import Budget
 from neutracer.oom.steps import Point, rises, same_points
+from neutracer.render.document import Place
 from neutracer.render.report import PlainRow
 from neutracer.trace.beside import DeviceRoom
 from neutracer.trace.roles import CATEGORIES, Role
@@ -449,22 +450,37 @@ class Trials:
         return self.run(Change(text, "line", ends=ends)) if rows else None
 
     def bounded(self, text: str) -> Trial | None:
-        """What is made anew, larger each time, kept at its first size; None: nothing is."""
-        timeline, slopes = self._case.timeline, self._slopes
-        if timeline is None or not slopes:
+        """What is made anew, larger or more of it each time, kept as it was at first; None: nothing
+        is."""
+        timeline, slopes, growing = self._case.timeline, self._slopes, self._growing
+        if timeline is None or not (slopes or growing):
             return None
-        sizes, rows = self._sizes, timeline.allocations
-        made, stacks = rows.codes("alloc_event"), rows.codes("stack")
+        begins = self._case.rounds.begins if self._case.rounds is not None else ()
+        sizes, rows, places = self._sizes, timeline.allocations, timeline.places
         first: dict[int, int] = {}
-        for row, event in enumerate(made):
-            if event >= 0 and stacks[row] in slopes:
-                first[stacks[row]] = min(first.get(stacks[row], sizes[event]), sizes[event])
-        for row, event in enumerate(made):
-            if event >= 0 and stacks[row] in first:
-                sizes[event] = first[stacks[row]]
+        counts: defaultdict[Place, Counter[int]] = defaultdict(Counter)
+        for event, stack in zip(rows.codes("alloc_event"), rows.codes("stack"), strict=True):
+            if event < 0 or stack == NONE:
+                continue
+            if stack in slopes:
+                first[stack] = min(first.get(stack, sizes[event]), sizes[event])
+                sizes[event] = first[stack]
+            if places[stack] in growing:
+                each, number = counts[places[stack]], bisect_right(begins, event)
+                each[number] += 1
+                # The first round of them is the first that was counted.
+                sizes[event] = 1 if each[number] > next(iter(each.values())) else sizes[event]
         asks = timeline.events.codes("stack")[self._event]
         sizes[self._event] = min(first.get(asks, sizes[self._event]), sizes[self._event])
         return self.run(Change(text, "line", sizes=sizes, grows=False))
+
+    @property
+    def _growing(self) -> frozenset[Place]:
+        """The lines of which each round makes more anew."""
+        growth = self._case.growth
+        if growth is None or not growth.by_size:
+            return frozenset()
+        return frozenset(one.place for one in growth.growers)
 
     @cached_property
     def _sizes_as_made(self) -> array[int]:

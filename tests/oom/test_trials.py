@@ -225,6 +225,6 @@ def test_holes_come_behind_a_step_that_has_outgrown_all_before_it(
 @pytest.mark.parametrize(("times", "is_ample"), [(1.0, True), (2.2, False)])
 def test_rest_of_a_larger_step_has_a_margin(times: float, is_ample: bool) -> None:
     demand = SimpleNamespace(steps=5, is_larger=times > 1.1, so_far=int(1_600 * times) * MIB)
-    case: Any = SimpleNamespace(demand=demand, usable=3_700 * MIB)
+    case: Any = SimpleNamespace(demand=demand, growth=None, usable=3_700 * MIB)
     just = Trial("expandable_segments:True", "setting", True, 2, 2, 3_700 * MIB)
     assert _is_ample(case, just) == is_ample
