@@ -504,10 +504,11 @@ snapshot_note_numbers(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(note_text_doc,
-             "note_text(key, text, /)\n--\n\n"
-             "Notes a text under a new key at the top of the settings, after all other\n"
-             "notes; conditions as for note_calls.");
+PyDoc_STRVAR(
+    note_text_doc,
+    "note_text(key, text, /)\n--\n\n"
+    "Notes a text under a new key at the top of the settings, after all other\n"
+    "notes; conditions as for note_calls.");
 
 static PyObject *
 snapshot_note_text(PyObject *self, PyObject *args)

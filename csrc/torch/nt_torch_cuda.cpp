@@ -281,10 +281,11 @@ is_internal(const entry &, long) noexcept
  * counts an allocation and after it has counted a free: the level that an allocation
  * reached shows at the next event, as the growth of all that was ever allocated. */
 struct alignas(64) span_slot {
-    std::mutex lock;      /* guards what follows; taken after the device's, never before */
-    bool is_open = false; /* the last event was an allocation, which is not counted yet */
-    int64_t before = 0;   /* allocated when it came */
-    int64_t ever = 0;     /* and ever allocated */
+    std::mutex lock; /* guards what follows; taken after the device's, never before */
+    bool is_open =
+        false;          /* the last event was an allocation, which is not counted yet */
+    int64_t before = 0; /* allocated when it came */
+    int64_t ever = 0;   /* and ever allocated */
     int64_t peak_allocated = 0, peak_reserved = 0;
 };
 
@@ -359,7 +360,8 @@ note_use(const trace_entry &event, unsigned device) noexcept
     if (action == trace_entry::ALLOC || action == trace_entry::OOM) {
         devices_used.fetch_or(uint64_t{1} << device, std::memory_order_relaxed);
         uses_request(static_cast<int>(device),
-                     action == trace_entry::OOM ? 0 : static_cast<uint64_t>(event.addr_));
+                     action == trace_entry::OOM ? 0
+                                                : static_cast<uint64_t>(event.addr_));
     } else if (action == trace_entry::FREE_REQUESTED) {
         uses_free(static_cast<uint64_t>(event.addr_));
     }

@@ -426,9 +426,10 @@ module_uses_end(PyObject *, PyObject *)
     return none_after([] { uses_end(); });
 }
 
-PyDoc_STRVAR(uses_touch_doc,
-             "uses_touch($module, address, lost, /)\n--\n\n"
-             "The block there is used now, or unseen from now on; whether there is one.");
+PyDoc_STRVAR(
+    uses_touch_doc,
+    "uses_touch($module, address, lost, /)\n--\n\n"
+    "The block there is used now, or unseen from now on; whether there is one.");
 
 PyObject *
 module_uses_touch(PyObject *, PyObject *args)
@@ -453,7 +454,8 @@ module_uses_now(PyObject *, PyObject *argument)
         return PyErr_Occurred() != nullptr ? nullptr : PyBytes_FromString("");
     }
     std::vector<observed_use> found;
-    if (!without_gil([&found, device] { found = uses_now(static_cast<int>(device)); })) {
+    if (!without_gil(
+            [&found, device] { found = uses_now(static_cast<int>(device)); })) {
         return nullptr;
     }
     static_assert(sizeof(observed_use) == 16, "what Python unpacks");

@@ -51,6 +51,90 @@ struct device_uses {
     }
 };
 
+/* Blocks that are alive by their addresses: open addressing, at most half full. */
+class block_table
+{
+  public:
+    const block *
+    find(uint64_t address) const noexcept
+    {
+        const slot &found = slots[place_of(address)];
+        return found.address == 0 ? nullptr : &found.one;
+    }
+
+    /* Throws std::bad_alloc. */
+    void
+    set(uint64_t address, block one)
+    {
+        if (2 * (count + 1) > slots.size()) {
+            std::vector<slot> before(2 * slots.size());
+            before.swap(slots);
+            for (const slot &each : before) {
+                if (each.address != 0) {
+                    slots[place_of(each.address)] = each;
+                }
+            }
+        }
+        slot &found = slots[place_of(address)];
+        count += found.address == 0;
+        found = {address, one};
+    }
+
+    void
+    remove(uint64_t address) noexcept
+    {
+        size_t hole = place_of(address);
+        if (slots[hole].address == 0) {
+            return;
+        }
+        count--;
+        slots[hole] = slot{};
+        for (size_t at = next(hole); slots[at].address != 0; at = next(at)) {
+            /* What the hole would hide moves into it. */
+            const slot moved = std::exchange(slots[at], slot{});
+            slots[place_of(moved.address)] = moved;
+        }
+    }
+
+    template <typename Each>
+    void
+    for_each(Each each) const
+    {
+        for (const slot &one : slots) {
+            if (one.address != 0) {
+                each(one.one);
+            }
+        }
+    }
+
+  private:
+    struct slot {
+        uint64_t address = 0;
+        block one = {};
+    };
+
+    size_t
+    next(size_t at) const noexcept
+    {
+        return (at + 1) & (slots.size() - 1);
+    }
+
+    /* Where an address is, or would be. */
+    size_t
+    place_of(uint64_t address) const noexcept
+    {
+        /* Fibonacci hashing: addresses are multiples of 64 or more. */
+        size_t at = (address * 0x9E3779B97F4A7C15u >> 32) & (slots.size() - 1);
+        while (slots[at].address != 0 && slots[at].address != address) {
+            at = next(at);
+        }
+        return at;
+    }
+
+    std::vector<slot> slots = std::vector<slot>(1 << 12); /* a power of two */
+    size_t count = 0;
+};
+
 /* What an operator does with its arguments. */
 struct operator_facts {
     std::string name;
@@ -61,23 +145,18 @@ struct operator_facts {
 
 struct uses_state {
     std::mutex lock; /* guards what follows; taken after a backend's, never before */
-    std::unordered_map<uint64_t, block> alive; /* by address */
+    block_table alive;
     device_uses devices[MOST_DEVICES];
     /* By the place of the name, which another operator may have had before. */
     std::unordered_map<const char *, operator_facts> operators;
     uint64_t session = 0;
-    uint64_t begun = 0; /* outermost operators */
+    uint64_t begun = 0;     /* outermost operators */
     bool is_broken = false; /* memory ran out */
     std::vector<at::CallbackHandle> callbacks;
 };
 
-uses_state &
-state()
-{
-    /* Never destroyed: operators may still run while the process ends. */
-    static uses_state *made = new uses_state();
-    return *made;
-}
+/* Never destroyed: operators may still run while the process ends. */
+uses_state &state = *new uses_state();
 
 struct frame {
     size_t used; /* where its blocks begin */
@@ -90,31 +169,29 @@ struct thread_uses {
     std::vector<frame> frames;
     std::vector<block> used; /* of the frames */
     std::vector<block> made; /* requested since the outermost operator began */
-    uint64_t outermost = 0;  /* its number; 0 outside of operators */
     bool is_capturing = false;
 };
 
 thread_local thread_uses here;
-/* Whether `here` has frames: allocators are called after it is gone, too. */
-thread_local bool is_inside = false;
-thread_local int regions = 0;
+/* The number of the outermost operator of the calling thread, or 0: allocators are
+ * called when `here` is gone, too. */
+thread_local uint64_t outermost = 0;
 
 /* ---- blocks: all of it with the lock --------------------------------------------- */
 
 request_uses &
 request_of(block one) noexcept
 {
-    return state().devices[one.device].requests[static_cast<size_t>(one.request - 1)];
+    return state.devices[one.device].requests[static_cast<size_t>(one.request - 1)];
 }
 
 /* What makes a block, with all its parts, does not use it yet. */
 void
-use(block one) noexcept
+use(block one, uint64_t maker) noexcept
 {
     request_uses &found = request_of(one);
-    const int32_t now = state().devices[one.device].count();
-    const bool is_made = found.maker != 0 && is_inside && found.maker == here.outermost;
-    if (found.use.first == NEVER && !is_made) {
+    const int32_t now = state.devices[one.device].count();
+    if (found.use.first == NEVER && (maker == 0 || found.maker != maker)) {
         found.use.first = now;
     }
     found.use.last = now;
@@ -133,7 +210,7 @@ void
 settle(block one) noexcept
 {
     observed_use &found = request_of(one).use;
-    const int32_t epoch = state().devices[one.device].epoch;
+    const int32_t epoch = state.devices[one.device].epoch;
     if (one.request <= epoch) {
         found.first = found.first == UNKNOWN ? UNKNOWN : one.request;
         found.last = std::max(found.last, epoch);
@@ -144,7 +221,7 @@ settle(block one) noexcept
 void
 begin_epoch() noexcept
 {
-    for (device_uses &device : state().devices) {
+    for (device_uses &device : state.devices) {
         device.epoch = device.count();
     }
 }
@@ -152,18 +229,17 @@ begin_epoch() noexcept
 const block *
 find(uint64_t address) noexcept
 {
-    const auto found = state().alive.find(address);
-    return found == state().alive.end() ? nullptr : &found->second;
+    return address == 0 ? nullptr : state.alive.find(address);
 }
 
 /* ---- operators ------------------------------------------------------------------- */
 
 /* They make a tensor like another one, or the same memory in another shape. */
 constexpr const char *LOOKERS[] = {
-    "empty_like",  "zeros_like",        "ones_like", "full_like",
-    "rand_like",   "randn_like",        "new_empty", "randint_like",
-    "new_zeros",   "new_empty_strided", "new_ones",  "new_full",
-    "device",      "is_same_size",      "is_pinned", "_unsafe_view",
+    "empty_like",    "zeros_like",        "ones_like", "full_like",
+    "rand_like",     "randn_like",        "new_empty", "randint_like",
+    "new_zeros",     "new_empty_strided", "new_ones",  "new_full",
+    "device",        "is_same_size",      "is_pinned", "_unsafe_view",
     "record_stream",
 };
 
@@ -216,7 +292,7 @@ looked_at(const c10::FunctionSchema &schema)
 const operator_facts &
 facts_of(const at::RecordFunction &function)
 {
-    operator_facts &found = state().operators[function.name()];
+    operator_facts &found = state.operators[function.name()];
     if (found.name != function.name()) {
         found = operator_facts{};
         found.is_region = is_region(function);
@@ -237,8 +313,10 @@ storages_of(const at::TensorImpl *tensor, Each each)
         const auto *sparse = static_cast<const at::SparseTensorImpl *>(tensor);
         storages_of(sparse->indices().unsafeGetTensorImpl(), each);
         storages_of(sparse->values().unsafeGetTensorImpl(), each);
-    } else if (tensor->layout() == at::kSparseCsr || tensor->layout() == at::kSparseCsc ||
-               tensor->layout() == at::kSparseBsr || tensor->layout() == at::kSparseBsc) {
+    } else if (tensor->layout() == at::kSparseCsr ||
+               tensor->layout() == at::kSparseCsc ||
+               tensor->layout() == at::kSparseBsr ||
+               tensor->layout() == at::kSparseBsc) {
         const auto *sparse = static_cast<const at::SparseCsrTensorImpl *>(tensor);
         storages_of(sparse->compressed_indices().unsafeGetTensorImpl(), each);
         storages_of(sparse->plain_indices().unsafeGetTensorImpl(), each);
@@ -280,10 +358,10 @@ take_inputs(thread_uses &mine, const at::RecordFunction &function,
 {
     /* On the CPU threads of a collective read later. */
     const bool is_lost = mine.is_capturing || (facts.is_collective && !NT_TORCH_CUDA);
-    const auto take = [&mine, is_lost](uint64_t address) {
+    const auto take = [&mine, is_lost, maker = outermost](uint64_t address) {
         const block *found = find(address);
         if (found != nullptr) {
-            use(*found);
+            use(*found, maker);
             mine.used.push_back(*found);
             if (is_lost) {
                 lose(*found);
@@ -306,20 +384,17 @@ take_inputs(thread_uses &mine, const at::RecordFunction &function,
 void
 enter(thread_uses &mine, bool is_region)
 {
-    if (mine.session != state().session) {
+    if (mine.session != state.session) {
         mine = thread_uses{};
-        mine.session = state().session;
-        regions = 0;
+        mine.session = state.session;
     }
     if (mine.frames.empty()) {
         mine.made.clear();
-        mine.outermost = ++state().begun;
+        outermost = ++state.begun;
         mine.is_capturing = backend_captures();
     }
     mine.frames.push_back({mine.used.size(), is_region});
-    is_inside = true;
     if (is_region) {
-        regions++;
         begin_epoch();
     }
 }
@@ -330,29 +405,29 @@ leave(thread_uses &mine) noexcept
     const frame ended = mine.frames.back();
     mine.frames.pop_back();
     /* Outputs and scratch memory were requested since: kernels run after that. */
-    std::for_each(mine.used.begin() + static_cast<ptrdiff_t>(ended.used),
-                  mine.used.end(), use);
+    const uint64_t maker = outermost;
+    for (size_t i = ended.used; i < mine.used.size(); i++) {
+        use(mine.used[i], maker);
+    }
     mine.used.resize(ended.used);
     if (ended.is_region) {
-        regions--;
         begin_epoch();
     }
-    is_inside = !mine.frames.empty();
-    if (is_inside) {
+    if (!mine.frames.empty()) {
         return;
     }
     for (const block one : mine.made) {
         observed_use &found = request_of(one).use;
         if (found.first == NEVER) {
-            found.last = state().devices[one.device].count();
+            found.last = state.devices[one.device].count();
         }
     }
     mine.made.clear();
-    mine.outermost = 0;
+    outermost = 0;
 }
 
-/* Runs `work` with the lock, if uses are observed. PyTorch's errors go first: memory that
- * runs out here is told at the end. */
+/* Runs `work` with the lock, if uses are observed. PyTorch's errors go first: memory
+ * that runs out here is told at the end. */
 template <typename Work>
 void
 observing(Work work) noexcept
@@ -360,7 +435,7 @@ observing(Work work) noexcept
     if (!uses_on.load(std::memory_order_relaxed)) {
         return;
     }
-    uses_state &all = state();
+    uses_state &all = state;
     const std::lock_guard<std::mutex> guard(all.lock);
     try {
         if (uses_on.load() && !all.is_broken) {
@@ -376,8 +451,9 @@ on_begin(const at::RecordFunction &function)
 {
     observing([&function] {
         const operator_facts &facts = facts_of(function);
-        enter(here, facts.is_region);
-        take_inputs(here, function, facts);
+        thread_uses &mine = here;
+        enter(mine, facts.is_region);
+        take_inputs(mine, function, facts);
     });
     return nullptr;
 }
@@ -387,7 +463,8 @@ on_end(const at::RecordFunction &function, at::ObserverContext *)
 {
     observing([&function] {
         /* One that began before has no frame. */
-        if (here.session != state().session || here.frames.empty()) {
+        thread_uses &mine = here;
+        if (mine.session != state.session || mine.frames.empty()) {
             return;
         }
         for (const c10::IValue &value : function.outputs()) {
@@ -398,7 +475,7 @@ on_end(const at::RecordFunction &function, at::ObserverContext *)
                 }
             });
         }
-        leave(here);
+        leave(mine);
     });
 }
 
@@ -423,7 +500,7 @@ on_range_end(const at::RecordFunction &function, at::ObserverContext *context)
 void
 forget(uses_state &all)
 {
-    all.alive.clear();
+    all.alive = block_table{};
     for (device_uses &device : all.devices) {
         device = device_uses{};
     }
@@ -440,15 +517,15 @@ uses_note_request(int device, uint64_t address) noexcept
         if (device < 0 || device >= MOST_DEVICES) {
             return;
         }
-        device_uses &mine = state().devices[device];
+        device_uses &mine = state.devices[device];
         const block one = {device, mine.count() + 1};
-        const bool is_here = is_inside && here.session == state().session;
-        const uint64_t maker = is_here ? here.outermost : 0;
+        const bool is_here = outermost != 0 && here.session == state.session;
+        const uint64_t maker = is_here ? outermost : 0;
         mine.requests.push_back({{NEVER, one.request, address}, maker, false});
         if (address == 0) {
             return;
         }
-        state().alive[address] = one;
+        state.alive.set(address, one);
         if (is_here) {
             here.made.push_back(one);
             if (here.is_capturing) {
@@ -467,11 +544,11 @@ uses_note_free(uint64_t address) noexcept
             return;
         }
         settle(*found);
-        if (is_inside) {
+        if (outermost != 0) {
             /* Scratch memory of an operator, or of compiled code. */
-            use(*found);
+            use(*found, outermost);
         }
-        state().alive.erase(address);
+        state.alive.remove(address);
     });
 }
 
@@ -483,7 +560,7 @@ uses_touch(uint64_t address, bool lost) noexcept
         const block *found = find(address);
         is_there = found != nullptr;
         if (is_there) {
-            lost ? lose(*found) : use(*found);
+            lost ? lose(*found) : use(*found, 0);
         }
     });
     return is_there;
@@ -492,14 +569,12 @@ uses_touch(uint64_t address, bool lost) noexcept
 std::vector<observed_use>
 uses_now(int device)
 {
-    uses_state &all = state();
+    uses_state &all = state;
     const std::lock_guard<std::mutex> guard(all.lock);
     if (all.is_broken) {
         throw std::bad_alloc();
     }
-    for (const auto &one : all.alive) {
-        settle(one.second);
-    }
+    all.alive.for_each(settle);
     std::vector<observed_use> found;
     for (const request_uses &one : all.devices[device].requests) {
         found.push_back(one.use);
@@ -515,7 +590,7 @@ uses_begin()
 {
     uses_end();
     backend_attach_marks();
-    uses_state &all = state();
+    uses_state &all = state;
     const std::lock_guard<std::mutex> guard(all.lock);
     using at::RecordScope;
     uses_on.store(true);
@@ -532,7 +607,7 @@ uses_begin()
 void
 uses_end()
 {
-    uses_state &all = state();
+    uses_state &all = state;
     const std::lock_guard<std::mutex> guard(all.lock);
     uses_on.store(false);
     for (const at::CallbackHandle one : std::exchange(all.callbacks, {})) {
@@ -544,13 +619,13 @@ uses_end()
 void
 uses_lock() noexcept
 {
-    state().lock.lock();
+    state.lock.lock();
 }
 
 void
 uses_unlock() noexcept
 {
-    state().lock.unlock();
+    state.lock.unlock();
 }
 
 } // namespace neutracer
