@@ -298,7 +298,8 @@ facts_of(const at::RecordFunction &function)
         found.is_region = is_region(function);
         found.is_collective = starts_with(function.name(), "c10d::");
         const auto schema = function.operator_schema();
-        found.looked_at = schema.has_value() ? looked_at(*schema) : 0;
+        /* A name without a schema stands around operators that get the same tensors. */
+        found.looked_at = schema.has_value() ? looked_at(*schema) : ~uint64_t{0};
         found.name = function.name();
     }
     return found;
