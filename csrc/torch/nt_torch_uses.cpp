@@ -139,6 +139,8 @@ class block_table
 struct operator_facts {
     std::string name;
     uint64_t looked_at = 0; /* a bit for each argument whose memory it leaves alone */
+    /* Not a name that stands around operators, such as a node's of autograd. */
+    bool is_operator = false;
     bool is_region = false; /* runs kernels that the dispatcher does not see */
     bool is_collective = false;
 };
@@ -298,8 +300,8 @@ facts_of(const at::RecordFunction &function)
         found.is_region = is_region(function);
         found.is_collective = starts_with(function.name(), "c10d::");
         const auto schema = function.operator_schema();
-        /* A name without a schema stands around operators that get the same tensors. */
-        found.looked_at = schema.has_value() ? looked_at(*schema) : ~uint64_t{0};
+        found.is_operator = schema.has_value();
+        found.looked_at = schema.has_value() ? looked_at(*schema) : 0;
         found.name = function.name();
     }
     return found;
@@ -452,9 +454,11 @@ on_begin(const at::RecordFunction &function)
 {
     observing([&function] {
         const operator_facts &facts = facts_of(function);
-        thread_uses &mine = here;
-        enter(mine, facts.is_region);
-        take_inputs(mine, function, facts);
+        if (facts.is_operator || facts.is_region) {
+            thread_uses &mine = here;
+            enter(mine, facts.is_region);
+            take_inputs(mine, function, facts);
+        }
     });
     return nullptr;
 }
@@ -463,9 +467,11 @@ void
 on_end(const at::RecordFunction &function, at::ObserverContext *)
 {
     observing([&function] {
-        /* One that began before has no frame. */
+        const operator_facts &facts = facts_of(function);
         thread_uses &mine = here;
-        if (mine.session != state.session || mine.frames.empty()) {
+        /* One that began before has no frame. */
+        if (mine.session != state.session || mine.frames.empty() ||
+            !(facts.is_operator || facts.is_region)) {
             return;
         }
         for (const c10::IValue &value : function.outputs()) {
