@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 from neutracer._native import core
 from neutracer.arguments import path_name
 from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError, missing
-from neutracer.hooks.cache_calls import CACHE_CALLS, note_in_dump
 from neutracer.hooks import shim as hooks
+from neutracer.hooks.cache_calls import CACHE_CALLS, note_in_dump
 from neutracer.hooks.live import take
 from neutracer.hooks.modules import Marks, check_model, check_modules, marks_by, marks_of
 from neutracer.monitor.phases import mark_dump
@@ -108,6 +108,13 @@ def ask_tensors(snap: Snapshot) -> Snapshot:
     except (NeutracerError, RuntimeError) as error:
         _LOGGER.info("could not inspect live tensors: %s", error)
     return snap
+
+
+def follow(events: int, frames: int) -> Callable[[], None]:
+    """As `hooks.follow`, without this process's first look at tensors, which makes some."""
+    with contextlib.suppress(NeutracerError, RuntimeError):
+        core.tensor_prepare()
+    return hooks.follow(events, frames)
 
 
 def living_tensors(device_type: str) -> TensorBlocks:
@@ -817,7 +824,7 @@ class CpuRecording(Recording):
 
     def _switch_history_on(self, torch: Any, begun: Wish) -> None:
         before = _watched_threads()
-        end = hooks.follow(begun.max_entries, 0 if begun.context is None else _MOST_FRAMES)
+        end = follow(begun.max_entries, 0 if begun.context is None else _MOST_FRAMES)
         is_own = _watched_threads() > before
 
         def end_following() -> None:

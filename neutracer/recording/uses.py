@@ -11,9 +11,10 @@ import mmap
 import os
 import sys
 import threading
+import weakref
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -200,7 +201,7 @@ class ObservedUses:
         """
         with ObservedUses._lock:
             now = ObservedUses._now
-            if now is not None and now._process == os.getpid():
+            if now is not None and now.is_mine():
                 raise UnavailableError(
                     "a second recording of uses at a time", "end the other one first"
                 )
@@ -209,6 +210,10 @@ class ObservedUses:
             self._unseen.begin()
         return self
 
+    def is_mine(self) -> bool:
+        """False in a fork's child."""
+        return self._process == os.getpid()
+
     def end(self) -> None:
         """End, once; a fork's child only puts back what was replaced."""
         with ObservedUses._lock:
@@ -216,7 +221,7 @@ class ObservedUses:
                 return
             ObservedUses._now = None
             self._unseen.end()
-            if self._process == os.getpid():
+            if self.is_mine():
                 call(self._module.uses_end)
 
     def note(self, snap: Snapshot) -> None:
@@ -249,3 +254,51 @@ class ObservedUses:
         if found[_MOST_REASONS:]:
             yield f"{len(found) - _MOST_REASONS} more"
 
+
+class UsesOfSteps:
+    """Observes a program from its start to the end of some steps.
+
+    A step ends with the first optimizer's step(); the first one, which makes what later ones
+    find, does not count.
+    """
+
+    def __init__(self, steps: int, observed: Callable[[], object]) -> None:
+        """`observed` is called at the end of the last one of `steps`."""
+        self._steps, self._observed = steps, observed
+        self._uses: ObservedUses | None = None
+        self._optimizer: weakref.ref[Any] | None = None
+        self._hook: Any = None
+        self._ended = 0
+
+    def begin(self, torch: Any) -> None:
+        """Begin; torch has its optimizers."""
+        self._uses = ObservedUses(torch).begin()
+        register = sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook
+        self._hook = register(self._stepped)
+
+    def _stepped(self, optimizer: Any, *_: object) -> None:
+        """A hook of each optimizer's step, on the program's thread."""
+        if self._uses is None or not self._uses.is_mine():
+            return
+        if self._optimizer is None:
+            self._optimizer = weakref.ref(optimizer)
+        if self._optimizer() is not optimizer:
+            return
+        self._ended += 1
+        if self._ended > self._steps:
+            try:
+                self._observed()
+            finally:
+                self.end()
+
+    def note(self, snap: Snapshot) -> None:
+        """As `ObservedUses.note`; nothing after the last step."""
+        if self._uses is not None:
+            self._uses.note(snap)
+
+    def end(self) -> None:
+        """End, once."""
+        uses, self._uses = self._uses, None
+        if uses is not None:
+            self._hook.remove()
+            uses.end()

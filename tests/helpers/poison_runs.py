@@ -9,6 +9,7 @@ and the seeds of programs whose results were others. EARLY overwrites that many 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -28,7 +29,7 @@ import torch
 
 import neutracer
 from neutracer.hooks import shim
-from tests.rehearsal.test_poison import SIDE, STEPS, Program
+from tests.rehearsal.test_poison import SIDE, Program
 
 library = ctypes.CDLL(None)
 MOST = 65536
@@ -41,9 +42,7 @@ def addresses() -> array[int]:
     """Ends the counting of calls."""
     found, overwritten = array("Q", bytes(8 * MOST)), ctypes.c_size_t()
     library.poison_end.restype = ctypes.c_size_t
-    calls = library.poison_end(
-        ctypes.c_void_p(found.buffer_info()[0]), ctypes.byref(overwritten)
-    )
+    calls = library.poison_end(ctypes.c_void_p(found.buffer_info()[0]), ctypes.byref(overwritten))
     addresses.overwritten = overwritten.value  # type: ignore[attr-defined]
     return found[:calls]
 
@@ -73,10 +72,8 @@ def threaded(p: Any) -> None:
 
 
 def failing(p: Any) -> None:
-    try:
+    with contextlib.suppress(RuntimeError):
         torch.mm(p.any(), torch.ones(SIDE + 1, 2))
-    except RuntimeError:
-        pass
 
 
 def pointed(p: Any) -> None:
@@ -183,9 +180,15 @@ def last_uses(snap: Any) -> list[tuple[int, int]]:
     """By request its address and the number of requests at its last use; -1: unknown."""
     timeline = snap.timeline(0)
     rows = timeline.allocations
-    found = {event: (at, last) for event, at, last in zip(
-        rows.codes("alloc_event"), rows.codes("address"), rows.codes("last_use_event"), strict=True
-    )}
+    found = {
+        event: (at, last)
+        for event, at, last in zip(
+            rows.codes("alloc_event"),
+            rows.codes("address"),
+            rows.codes("last_use_event"),
+            strict=True,
+        )
+    }
     requests = [event for event, code in enumerate(timeline.events.codes("action")) if code == 0]
     number = {event: at for at, event in enumerate(requests)}
     return [(found[event][0], number.get(found[event][1], -1)) for event in requests]
