@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -149,7 +149,7 @@ def checked(seed: int, early: int = 0) -> tuple[int, bool] | None:
 
 
 @pytest.fixture(autouse=True)
-def settled() -> None:
+def settled() -> Iterator[None]:
     """Workspaces of libraries are there, and nothing is collected between two runs."""
     Program(1)()
     gc.collect()
