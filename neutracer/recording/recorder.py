@@ -510,8 +510,8 @@ def record(
         pinned: Record the host's pinned memory too (torch 2.14), as `Snapshot.host`.
         path: A file to save to at the end; {rank} (0 without ranks), {host} and {pid} are
             replaced, so that each process has its own file.
-        uses: Observe each block's first and last use too, for `drag`: some 15 % of a step of
-            small operators. It needs the hooks; one recording at a time has them.
+        uses: Observe each block's first and last use too, for `drag`; a step of small operators
+            takes longer. It needs the hooks; one recording at a time has them.
 
     Returns:
         The recording, not yet started.
