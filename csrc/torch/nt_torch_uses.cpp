@@ -161,7 +161,8 @@ struct uses_state {
 uses_state &state = *new uses_state();
 
 struct frame {
-    size_t used; /* where its blocks begin */
+    const at::RecordFunction *function; /* only compared */
+    size_t used;                        /* where its blocks begin */
     bool is_region;
 };
 
@@ -385,7 +386,7 @@ take_inputs(thread_uses &mine, const at::RecordFunction &function,
 }
 
 void
-enter(thread_uses &mine, bool is_region)
+enter(thread_uses &mine, const at::RecordFunction &function, bool is_region)
 {
     if (mine.session != state.session) {
         mine = thread_uses{};
@@ -396,7 +397,7 @@ enter(thread_uses &mine, bool is_region)
         outermost = ++state.begun;
         mine.is_capturing = backend_captures();
     }
-    mine.frames.push_back({mine.used.size(), is_region});
+    mine.frames.push_back({&function, mine.used.size(), is_region});
     if (is_region) {
         begin_epoch();
     }
@@ -456,7 +457,7 @@ on_begin(const at::RecordFunction &function)
         const operator_facts &facts = facts_of(function);
         if (facts.is_operator || facts.is_region) {
             thread_uses &mine = here;
-            enter(mine, facts.is_region);
+            enter(mine, function, facts.is_region);
             take_inputs(mine, function, facts);
         }
     });
@@ -467,11 +468,10 @@ void
 on_end(const at::RecordFunction &function, at::ObserverContext *)
 {
     observing([&function] {
-        const operator_facts &facts = facts_of(function);
         thread_uses &mine = here;
-        /* One that began before has no frame. */
+        /* One that began before has no frame, nor has a name around operators. */
         if (mine.session != state.session || mine.frames.empty() ||
-            !(facts.is_operator || facts.is_region)) {
+            mine.frames.back().function != &function) {
             return;
         }
         for (const c10::IValue &value : function.outputs()) {
@@ -491,7 +491,7 @@ std::unique_ptr<at::ObserverContext>
 on_range_begin(const at::RecordFunction &function)
 {
     if (is_region(function)) {
-        observing([] { enter(here, true); });
+        observing([&function] { enter(here, function, true); });
     }
     return nullptr;
 }
