@@ -210,6 +210,43 @@ def test_memory_that_is_passed_on_is_unknown(take: str) -> None:
     assert "used by" in str(report)
 
 
+COMPILED = """
+import neutracer, torch
+weight = torch.randn(512, 512, requires_grad=True)
+
+@torch.compile
+def compiled(x):
+    return (x @ weight).relu().sum()
+
+def floats(mib):
+    return torch.empty(mib << 18)
+
+def step(x):
+    beside = floats(3)  # It might be used, too.
+    floats(5)
+    loss = compiled(x)
+    floats(7)
+    loss.backward()
+    floats(9)
+    floats(11)
+    del beside
+
+step(torch.randn(2048, 512))
+with neutracer.record(uses=True) as recording:
+    step(torch.randn(2048, 512))
+rows = {row.size >> 20: row for row in recording.snapshot().timeline().allocations}
+for used in (rows[3], rows[4]):
+    assert rows[7].alloc_event <= used.last_use_event < rows[9].alloc_event
+"""
+
+
+@pytest.mark.slow
+def test_compiled_code_uses_all_that_is_alive() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", COMPILED]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_list_of_values_is_a_use() -> None:
     def step() -> None:
         one, mark = floats(2), floats(1)
