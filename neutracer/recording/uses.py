@@ -7,7 +7,6 @@ tensor shows no use any more: its block is lost, with a reason for reports.
 
 from __future__ import annotations
 
-import mmap
 import os
 import sys
 import threading
@@ -15,7 +14,7 @@ import weakref
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any
 
 from neutracer.errors import UnavailableError
@@ -100,6 +99,9 @@ def _place(frame: Any) -> str:
 #: What an extension that can use a tensor's memory has in its file.
 _NEEDLES = (b"libtorch", b"libc10", b"dlpack_c_exchange_api")
 
+# Bytes read at a time, and of them again with the next.
+_PART, _OVERLAP = 1 << 24, 64
+
 
 def _extensions(torch: Any) -> Iterator[str]:
     """Extension modules other than PyTorch's own whose functions may use tensors unseen."""
@@ -118,12 +120,19 @@ def _extensions(torch: Any) -> Iterator[str]:
             yield name
 
 
+@lru_cache(maxsize=1024)
 def _names_torch(path: str) -> bool:
+    """Looked up once for each file: some have a hundred megabytes."""
+    rest = b""
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            return any(text.find(needle) >= 0 for needle in _NEEDLES)
-    except (OSError, ValueError):
+        with open(path, "rb") as file:
+            while part := file.read(_PART):
+                rest = rest[-_OVERLAP:] + part
+                if any(needle in rest for needle in _NEEDLES):
+                    return True
+    except OSError:
         return True
+    return False
 
 
 # ---- Alignment ---------------------------------------------------------------------------
