@@ -505,6 +505,35 @@ snapshot_note_numbers(PyObject *self, PyObject *args)
 }
 
 PyDoc_STRVAR(
+    note_text_doc,
+    "note_text(key, text, /)\n--\n\n"
+    "Notes a text under a new key at the top of the settings, after all other\n"
+    "notes; conditions as for note_calls.");
+
+static PyObject *
+snapshot_note_text(PyObject *self, PyObject *args)
+{
+    const char *key, *text;
+    Py_ssize_t key_length, length;
+    if (!PyArg_ParseTuple(args, "s#s#:note_text", &key, &key_length, &text, &length)) {
+        return NULL;
+    }
+    nt_snapshot *snapshot = ((nt_py_snapshot *)self)->snapshot;
+    nt_strings *strings = nt_snapshot_strings(snapshot);
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_setting row = {.parent = NT_NONE, .kind = NT_SETTING_STRING};
+    nt_status status =
+        nt_strings_intern(strings, key, (size_t)key_length, &row.key, &err);
+    if (status == NT_OK) {
+        status = nt_strings_intern(strings, text, (size_t)length, &row.string, &err);
+    }
+    if (status == NT_OK) {
+        status = nt_snapshot_add_setting(snapshot, &row, &err);
+    }
+    return status == NT_OK ? Py_NewRef(Py_None) : nt_py_raise(status, &err);
+}
+
+PyDoc_STRVAR(
     note_range_doc,
     "note_range(begins, name, device, time_us, /)\n--\n\n"
     "Adds the beginning or the end of a range of the program to the annotations.\n"
@@ -548,6 +577,7 @@ static PyMethodDef snapshot_methods[] = {
     {"settings_in_force", snapshot_in_force, METH_NOARGS, in_force_doc},
     {"note_calls", snapshot_note_calls, METH_VARARGS, note_calls_doc},
     {"note_numbers", snapshot_note_numbers, METH_VARARGS, note_numbers_doc},
+    {"note_text", snapshot_note_text, METH_VARARGS, note_text_doc},
     {"note_range", snapshot_note_range, METH_VARARGS, note_range_doc},
     {"ignored", snapshot_ignored, METH_NOARGS, ignored_doc},
     {"broken", snapshot_broken, METH_NOARGS, broken_doc},

@@ -183,6 +183,10 @@ backend_attached() noexcept;
 void
 backend_attach_marks();
 
+/* Whether the calling thread's work goes into a graph, whose replays nobody sees. */
+bool
+backend_captures() noexcept;
+
 /* Begins to record with up to `frames` frames an event. What was recorded before is set
  * apart, since what happened in between is not known. */
 void

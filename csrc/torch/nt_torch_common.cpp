@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "nt_torch.hpp"
 #include "nt_torch_marks.hpp"
+#include "nt_torch_uses.hpp"
 
 #include <c10/util/ApproximateClock.h>
 
@@ -169,6 +170,7 @@ void
 fork_lock() noexcept
 {
     backend_lock();
+    uses_lock();
     rings().lock.lock();
     oom().lock.lock();
 }
@@ -178,6 +180,7 @@ fork_unlock() noexcept
 {
     oom().lock.unlock();
     rings().lock.unlock();
+    uses_unlock();
     backend_unlock();
 }
 
@@ -188,6 +191,7 @@ fork_child() noexcept
 {
     mode_word.store(0);
     marks_forget();
+    uses_on.store(false);
     fork_unlock();
 }
 

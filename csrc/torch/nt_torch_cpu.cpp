@@ -18,6 +18,7 @@
 #include <torch/csrc/profiler/orchestration/observer.h>
 
 #include "nt_torch_marks.hpp"
+#include "nt_torch_uses.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -363,6 +364,7 @@ on_report(uint64_t address, int64_t size, uint64_t total) noexcept
     const unsigned frames = mode_frames(mode);
     const uint32_t stack = frames == 0 ? NT_RING_NONE : stack_now(mine.ring, frames);
     const uint64_t known = core->blocks_remove(mine.blocks, address);
+    uses_free(address);
     if (known != 0) {
         count_stat(mine.count, -1);
         count_stat(mine.bytes, -static_cast<int64_t>(known));
@@ -384,6 +386,7 @@ on_report(uint64_t address, int64_t size, uint64_t total) noexcept
         count_stat(mine.bytes, size);
     }
     push(mine, NT_LIVE_ALLOC, address, static_cast<uint64_t>(size), stack);
+    uses_request(0, address);
 }
 
 class memory_watch final : public memory_listener
@@ -602,6 +605,12 @@ backend_stop()
 {
     const std::lock_guard<std::mutex> guard(state().lock);
     mode_word.store(0);
+}
+
+bool
+backend_captures() noexcept
+{
+    return false;
 }
 
 void

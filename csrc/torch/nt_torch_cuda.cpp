@@ -8,8 +8,10 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 
 #include "nt_torch_marks.hpp"
+#include "nt_torch_uses.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -279,10 +281,11 @@ is_internal(const entry &, long) noexcept
  * counts an allocation and after it has counted a free: the level that an allocation
  * reached shows at the next event, as the growth of all that was ever allocated. */
 struct alignas(64) span_slot {
-    std::mutex lock;      /* guards what follows; taken after the device's, never before */
-    bool is_open = false; /* the last event was an allocation, which is not counted yet */
-    int64_t before = 0;   /* allocated when it came */
-    int64_t ever = 0;     /* and ever allocated */
+    std::mutex lock; /* guards what follows; taken after the device's, never before */
+    bool is_open =
+        false;          /* the last event was an allocation, which is not counted yet */
+    int64_t before = 0; /* allocated when it came */
+    int64_t ever = 0;   /* and ever allocated */
     int64_t peak_allocated = 0, peak_reserved = 0;
 };
 
@@ -347,6 +350,23 @@ mark(const trace_entry &event) noexcept
     }
 }
 
+/* Devices that had a request since uses were observed: they have a context. */
+std::atomic<uint64_t> devices_used{0};
+
+void
+note_use(const trace_entry &event, unsigned device) noexcept
+{
+    const auto action = event.action_;
+    if (action == trace_entry::ALLOC || action == trace_entry::OOM) {
+        devices_used.fetch_or(uint64_t{1} << device, std::memory_order_relaxed);
+        uses_request(static_cast<int>(device),
+                     action == trace_entry::OOM ? 0
+                                                : static_cast<uint64_t>(event.addr_));
+    } else if (action == trace_entry::FREE_REQUESTED) {
+        uses_free(static_cast<uint64_t>(event.addr_));
+    }
+}
+
 void
 on_event(const trace_entry &event) noexcept
 {
@@ -363,7 +383,13 @@ on_event(const trace_entry &event) noexcept
         span_note(event);
     }
     const auto device = static_cast<unsigned>(event.device_);
-    if (mode == 0 || device >= MOST_DEVICES || is_internal(event, 0)) {
+    if (device >= MOST_DEVICES || is_internal(event, 0)) {
+        return;
+    }
+    if (__builtin_expect(uses_on.load(std::memory_order_relaxed), 0)) {
+        note_use(event, device);
+    }
+    if (mode == 0) {
         return;
     }
     nt_ring *ring = ring_of(static_cast<int>(device));
@@ -732,6 +758,21 @@ backend_stop()
     pass_locks(allocator);
     /* A layout does not follow these events any more. */
     restart_rings(state());
+}
+
+/* Asked of a device with a context only, as it would get one. */
+bool
+backend_captures() noexcept
+{
+    try {
+        const auto device = static_cast<unsigned>(c10::cuda::current_device());
+        return device < MOST_DEVICES &&
+               (devices_used.load(std::memory_order_relaxed) >> device & 1) != 0 &&
+               c10::cuda::currentStreamCaptureStatusMayInitCtx() !=
+                   c10::cuda::CaptureStatus::None;
+    } catch (...) {
+        return false;
+    }
 }
 
 /* Events come under the allocator's locks, and a fork's child has no CUDA. */

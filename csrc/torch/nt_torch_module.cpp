@@ -3,6 +3,7 @@
  * becomes a RuntimeError with its reason. */
 #include "nt_torch.hpp"
 #include "nt_torch_marks.hpp"
+#include "nt_torch_uses.hpp"
 
 #include <cstring>
 #include <exception>
@@ -408,6 +409,60 @@ module_get_text(PyObject *, PyObject *)
     return PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(length), "replace");
 }
 
+PyDoc_STRVAR(uses_begin_doc, "uses_begin($module, /)\n--\n\n"
+                             "Observe first and last uses from now on.");
+
+PyObject *
+module_uses_begin(PyObject *, PyObject *)
+{
+    return none_after([] { uses_begin(); });
+}
+
+PyDoc_STRVAR(uses_end_doc, "uses_end($module, /)\n--\n\nObserve and keep no uses.");
+
+PyObject *
+module_uses_end(PyObject *, PyObject *)
+{
+    return none_after([] { uses_end(); });
+}
+
+PyDoc_STRVAR(
+    uses_touch_doc,
+    "uses_touch($module, address, lost, /)\n--\n\n"
+    "The block there is used now, or unseen from now on; whether there is one.");
+
+PyObject *
+module_uses_touch(PyObject *, PyObject *args)
+{
+    unsigned long long address;
+    int lost;
+    if (PyArg_ParseTuple(args, "Kp", &address, &lost) == 0) {
+        return nullptr;
+    }
+    return PyBool_FromLong(uses_touch(address, lost != 0) ? 1 : 0);
+}
+
+PyDoc_STRVAR(uses_now_doc,
+             "uses_now($module, device, /)\n--\n\n"
+             "By request the first use, the last use (32 bits) and the address (64).");
+
+PyObject *
+module_uses_now(PyObject *, PyObject *argument)
+{
+    const long device = PyLong_AsLong(argument);
+    if (device < 0 || device >= MOST_DEVICES) {
+        return PyErr_Occurred() != nullptr ? nullptr : PyBytes_FromString("");
+    }
+    std::vector<observed_use> found;
+    if (!without_gil(
+            [&found, device] { found = uses_now(static_cast<int>(device)); })) {
+        return nullptr;
+    }
+    static_assert(sizeof(observed_use) == 16, "what Python unpacks");
+    return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(found.data()),
+                                     static_cast<Py_ssize_t>(found.size() * 16));
+}
+
 PyMethodDef module_methods[] = {
     {"set_text", module_set_text, METH_O, set_text_doc},
     {"get_text", module_get_text, METH_NOARGS, get_text_doc},
@@ -425,6 +480,10 @@ PyMethodDef module_methods[] = {
     {"oom_listen", module_oom_listen, METH_O, oom_listen_doc},
     {"oom_error", module_oom_error, METH_NOARGS, oom_error_doc},
     {"oom_facts", module_oom_facts, METH_NOARGS, oom_facts_doc},
+    {"uses_begin", module_uses_begin, METH_NOARGS, uses_begin_doc},
+    {"uses_end", module_uses_end, METH_NOARGS, uses_end_doc},
+    {"uses_touch", module_uses_touch, METH_VARARGS, uses_touch_doc},
+    {"uses_now", module_uses_now, METH_O, uses_now_doc},
     {nullptr, nullptr, 0, nullptr},
 };
 

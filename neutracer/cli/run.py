@@ -48,6 +48,7 @@ from neutracer.units import format_count, parse_bytes
 _RUN_EXAMPLE = """example:
   neutracer run train.py --epochs 1
   neutracer run -o reports --every 10 -m package.train
+  neutracer run --uses 3 train.py                         # what is kept after its last use
   neutracer run --follow-children serve.py                # and the processes that it starts
   kill -USR2 PID                                          # write a report now
   torchrun --nproc-per-node 8 -m neutracer run train.py   # one set of files per rank
@@ -104,6 +105,16 @@ def add_run(commands: Any, summary: str) -> None:
         help="record pinned host memory too, with PyTorch's recorder (torch 2.14 or later)",
     )
     parser.add_argument(
+        "--uses",
+        type=int,
+        default=0,
+        metavar="STEPS",
+        help=(
+            "observe the first and last use of each block up to the end of so many optimizer "
+            "steps after the first, then write a snapshot for `neutracer drag`; 3 are enough"
+        ),
+    )
+    parser.add_argument(
         "--every", type=float, metavar="MINUTES", help="minutes between reports while it runs"
     )
     parser.add_argument(
@@ -134,6 +145,7 @@ def _run(options: argparse.Namespace) -> int:
             recorder=options.recorder,
             modules=options.modules,
             pinned=options.pinned,
+            uses=options.uses,
             every_s=None if options.every is None else options.every * 60,
         )
     except UnreportedError as error:

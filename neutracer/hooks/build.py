@@ -511,7 +511,8 @@ def command(goal: Target, output: Path) -> list[str]:
     if torch.backend == "cuda":
         words += _cuda_includes(torch)
     words += [str(path) for path in sorted((folder / "torch").glob("*.cpp"))]
-    libraries = ["-lc10", "-lc10_cuda" if torch.backend == "cuda" else "-ltorch_cpu"]
+    libraries = ["-lc10", "-ltorch_cpu"]
+    libraries += ["-lc10_cuda"] if torch.backend == "cuda" else []
     return [*words, f"-L{torch.folder / 'lib'}", *libraries, "-o", str(output)]
 
 

@@ -24,6 +24,8 @@ from neutracer.recording.recorder import (
     HISTORY,
     Recording,
     ask_tensors,
+    follow,
+    is_for_cpu,
     other_allocator,
     record,
     snapshot,
@@ -38,6 +40,7 @@ from neutracer.recording.sidecar import (
     sidecar_path,
     write_text,
 )
+from neutracer.recording.uses import UsesOfSteps
 from neutracer.trace.snapshot import Snapshot
 
 # ---- Observer ----------------------------------------------------------------------------
@@ -306,6 +309,8 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         recorder: str = "auto",
         modules: Any = None,
         pinned: bool = False,
+        uses: int = 0,
+        observed: Callable[[], object] = lambda: None,
     ) -> None:
         """Set up; `start` begins.
 
@@ -316,9 +321,14 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             recorder: One of `RECORDERS`.
             modules: As for `record`.
             pinned: As for `record`. Only PyTorch's recorder has that memory.
+            uses: Optimizer steps after the first up to whose end uses are observed; 0 observes
+                none. They also allow a torch for the CPU.
+            observed: Called after these steps, before observing ends.
         """
         check_model(modules)
-        torch_with_cuda()
+        if not uses or not is_for_cpu(sys.modules.get("torch")):
+            torch_with_cuda()
+        self._uses = UsesOfSteps(uses, observed) if uses else None
         self._modules = modules
         self._marks: Marks | None = None
         self.unmarked = ""
@@ -349,13 +359,13 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
 
     def start(self) -> ProgramRecording:
         """Start, and return the recording; a second call does nothing."""
-        torch = torch_with_cuda()
+        torch: Any = sys.modules["torch"] if self._uses is not None else torch_with_cuda()
         with self._lock:
             if self._mine():
                 return self
             self._process, self._program = os.getpid(), running_program()
             self._is_on, self._taken, self.why, self.because = True, None, "", ""
-        if torch.cuda.is_initialized():
+        if is_for_cpu(torch) or torch.cuda.is_initialized():
             self._begin(torch)
         else:
             torch.cuda._lazy_call(functools.partial(self._begin, torch))
@@ -372,12 +382,15 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             _LOGGER.info("nothing is recorded: %s", error)
 
     def _choose(self, torch: Any) -> None:
-        other = other_allocator(torch)
+        other = "" if is_for_cpu(torch) else other_allocator(torch)
         if other:
             raise UnavailableError("a history of its memory", other)
         # Cached: the program may leave its group before the recording ends.
         rank_facts()
         self._record_by(torch)
+        if self._uses is not None:
+            # After the history: each use is of a request that it has.
+            self._uses.begin(torch)
         if self._modules is not None:
             try:
                 check_modules(torch, self._modules)
@@ -391,7 +404,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
                 self._follow()
                 return
             except (UnavailableError, ValueError) as error:
-                if self._recorder == "hooks":
+                if self._recorder == "hooks" or is_for_cpu(torch):
                     raise
                 self.because = str(error)
         options: Any = {"context": self._context, "pinned": self._pinned}
@@ -401,11 +414,11 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         self._inner = inner.start_at_once(torch)
 
     def _follow(self) -> None:
-        if target().torch.backend != "cuda":
+        if target().torch.backend != "cuda" and self._uses is None:
             raise UnavailableError("use of the hooks", "they were built for a torch without CUDA")
         events = self._asked or HOOK_ENTRIES
         try:
-            self._end = hooks.follow(events, FRAMES)
+            self._end = follow(events, FRAMES)
         except UnavailableError as error:
             # The user may have waited for their compilation.
             if sys.stderr is not None:
@@ -445,6 +458,8 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
 
     def _leave(self) -> None:
         _on.pop(self, None)
+        if self._uses is not None:
+            self._uses.end()
         marks, self._marks = self._marks, None
         if marks is not None:
             marks.detach()
@@ -483,12 +498,18 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             recording["wrapped"] = wrapped_ring(snap)
         else:
             recording = dict(_on[self])
-            snap = ask_tensors(take("cuda", recording["max_entries"], quiet=True))
+            backend = hooks.load().backend
+            snap = ask_tensors(take(backend, recording["max_entries"], quiet=True))
             now = hooks.state()
             pushed = () if now is None else now.pushed.values()
             recording["wrapped"] = any(count >= recording["max_entries"] for count in pushed)
+        if self._uses is not None:
+            self._uses.note(snap)
         facts = sidecar(
-            snap.devices, recording=recording, program=self._program, tensors=snap.beside.tensors
+            () if snap.is_cpu else snap.devices,
+            recording=recording,
+            program=self._program,
+            tensors=snap.beside.tensors,
         )
         return snap, facts
 

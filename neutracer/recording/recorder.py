@@ -15,7 +15,7 @@ import pickle
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from numbers import Integral
@@ -25,8 +25,10 @@ from typing import Any, TypeVar
 from neutracer._native import core
 from neutracer.arguments import path_name
 from neutracer.errors import HistoryWarning, NeutracerError, UnavailableError, missing
+from neutracer.hooks import shim as hooks
 from neutracer.hooks.cache_calls import CACHE_CALLS, note_in_dump
-from neutracer.hooks.modules import Marks, check_modules, marks_of
+from neutracer.hooks.live import take
+from neutracer.hooks.modules import Marks, check_model, check_modules, marks_by, marks_of
 from neutracer.monitor.phases import mark_dump
 from neutracer.pickling import StaysHere
 from neutracer.recording.sidecar import (
@@ -37,6 +39,7 @@ from neutracer.recording.sidecar import (
     sidecar_path,
     write_text,
 )
+from neutracer.recording.uses import ObservedUses
 from neutracer.trace.beside import TensorBlocks
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.units import format_count
@@ -105,6 +108,13 @@ def ask_tensors(snap: Snapshot) -> Snapshot:
     except (NeutracerError, RuntimeError) as error:
         _LOGGER.info("could not inspect live tensors: %s", error)
     return snap
+
+
+def follow(events: int, frames: int) -> Callable[[], None]:
+    """As `hooks.follow`, without this process's first look at tensors, which makes some."""
+    with contextlib.suppress(NeutracerError, RuntimeError):
+        core.tensor_prepare()
+    return hooks.follow(events, frames)
 
 
 def living_tensors(device_type: str) -> TensorBlocks:
@@ -243,6 +253,13 @@ def torch_with_cuda() -> Any:
             "install a torch built for CUDA, or predict the memory with 'neutracer rehearse'",
         )
     return torch
+
+
+def is_for_cpu(torch: Any) -> bool:
+    """Whether the imported torch is built for the CPU only."""
+    version = getattr(torch, "version", None)
+    others = (getattr(version, name, None) for name in ("cuda", "hip", "xpu"))
+    return torch is not None and not any(others) and not hasattr(torch._C, "_cuda_memorySnapshot")
 
 
 def without_cuda(torch: Any) -> UnavailableError:
@@ -445,6 +462,9 @@ def wrapped_ring(snap: Snapshot) -> int | bool:
 # Events take some 350 bytes each with Python stacks, 1,000 with C++ stacks.
 DEFAULT_MAX_ENTRIES = 100_000
 
+# The most that a ring can hold.
+_MOST_FRAMES = 64
+
 _STACKS = ("python", "all")
 _STACK_CONTEXTS = ("all", "alloc", "state", None)
 
@@ -462,12 +482,16 @@ def record(
     modules: Any = None,
     pinned: bool = False,
     path: str | os.PathLike[str] | None = None,
+    uses: bool = False,
 ) -> Recording:
     """Record the allocations of this process with PyTorch's own recorder, in a bounded ring.
 
     Use it as a context manager, as a decorator, or with `start()` and `stop()`. Recording begins
     when the program initialises CUDA, and leaves nothing switched on: a nested recording shares
     the ring of the outer one, and a history that the program switched on itself stays on.
+
+    On a torch built for the CPU it records the CPU allocations of the calling thread and of
+    PyTorch on its behalf, through the hooks of `live`; each event gets a Python stack.
 
     Args:
         max_entries: Events kept per device, of some 350 bytes of host memory each; newer ones
@@ -486,12 +510,15 @@ def record(
         pinned: Record the host's pinned memory too (torch 2.14), as `Snapshot.host`.
         path: A file to save to at the end; {rank} (0 without ranks), {host} and {pid} are
             replaced, so that each process has its own file.
+        uses: Observe each block's first and last use too, for `drag`; a step of small operators
+            takes longer. It needs the hooks; one recording at a time has them.
 
     Returns:
         The recording, not yet started.
 
     Raises:
-        UnavailableError: torch is not imported, has no CUDA, or lacks an option.
+        UnavailableError: torch is not imported or lacks an option, or there are no hooks for
+            `uses` or the CPU.
         ValueError: An argument is out of range.
         TypeError: `max_entries` is no integer, or another argument has the wrong type.
 
@@ -517,9 +544,12 @@ def record(
     path = None if path is None else path_name(path)
     listed = tuple(skip_actions)
     wish = Wish(max_entries, stacks, context, listed, compile_context, annotations, pinned)
+    if is_for_cpu(sys.modules.get("torch")):
+        check_model(modules)
+        return CpuRecording(wish, path, modules, uses)
     HISTORY.check(torch_with_cuda(), wish)
     check_modules(torch_with_cuda(), modules)
-    return Recording(wish, path, modules)
+    return Recording(wish, path, modules, uses)
 
 
 class Recording(StaysHere, instead="it records this process: send its snapshot()"):
@@ -531,10 +561,18 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
     """
 
     def __init__(
-        self, wish: Wish, path: str | os.PathLike[str] | None = None, modules: Any = None
+        self,
+        wish: Wish,
+        path: str | os.PathLike[str] | None = None,
+        modules: Any = None,
+        uses: bool = False,
     ) -> None:
         self._wish = wish
         self._modules = modules
+        self._with_uses = uses
+        self._uses: ObservedUses | None = None
+        if uses:
+            hooks.load()
         self._marks: Marks | None = None
         # A new one per start: the history compares wishes by identity.
         self._begun: Wish | None = None
@@ -653,7 +691,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
 
         @functools.wraps(function)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            with Recording(self._wish, self._path, self._modules):
+            with type(self)(self._wish, self._path, self._modules, self._with_uses):
                 return function(*args, **kwargs)
 
         return recorded  # type: ignore[return-value]
@@ -675,20 +713,42 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
                 _LOGGER.warning("the end of a recording could not be read: %s", error)
             finally:
                 self._on = False
-                if self._marks is not None:
-                    self._marks.detach()
                 begun, self._begun = self._begun, None
-                if begun is not None and not HISTORY.end(torch_with_cuda(), begun):
-                    self._warn("PyTorch's history was switched off before the recording ended")
+                if begun is not None:
+                    self._leave(begun)
+
+    def _leave(self, begun: Wish) -> None:
+        if self._uses is not None:
+            self._uses.end()
+        if self._marks is not None:
+            self._marks.detach()
+        self._switch_off(begun)
 
     def _begin(self, torch: Any) -> None:
         begun = Wish(**vars(self._wish))
-        HISTORY.begin(torch, begun)
-        if self._modules is not None:
-            self._marks = marks_of(torch, self._modules)
+        self._switch_history_on(torch, begun)
+        try:
+            if self._with_uses:
+                # After the history: each use is of a request that it has.
+                self._uses = ObservedUses(torch).begin()
+            if self._modules is not None:
+                self._marks = self._marked(torch)
+        except BaseException:
+            self._leave(begun)
+            raise
         # Cached: the program may leave its group before the recording ends.
         rank_facts()
         self._begun = begun
+
+    def _switch_history_on(self, torch: Any, begun: Wish) -> None:
+        HISTORY.begin(torch, begun)
+
+    def _switch_off(self, begun: Wish) -> None:
+        if not HISTORY.end(torch_with_cuda(), begun):
+            self._warn("PyTorch's history was switched off before the recording ended")
+
+    def _marked(self, torch: Any) -> Marks:
+        return marks_of(torch, self._modules)
 
     def _begin_late(self, torch: Any) -> None:
         # An exception here would abort the initialisation of CUDA.
@@ -708,23 +768,25 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
             raise UnavailableError("a recording with CUDA in it", why)
         return self._take()
 
-    def _take(self) -> tuple[Snapshot, dict[str, Any]]:
+    def _taken_now(self) -> tuple[Snapshot, int | bool, Mapping[str, Any]]:
+        """The snapshot, the length of a ring that wrapped, and the options in force."""
         snap = snapshot()
-        wrapped = wrapped_ring(snap)
+        options = {"joined": HISTORY.is_foreign(), **vars(HISTORY.in_force() or self._wish)}
+        return snap, wrapped_ring(snap), options
+
+    def _take(self) -> tuple[Snapshot, dict[str, Any]]:
+        snap, wrapped, options = self._taken_now()
+        if self._uses is not None:
+            self._uses.note(snap)
         if wrapped:
             length = "its ring" if wrapped is True else f"the ring of {wrapped:,} events"
             self._warn(
                 f"{length} wrapped and lost the oldest events; "
                 "raise record(max_entries=...) to keep more"
             )
-        recording = {
-            "joined": HISTORY.is_foreign(),
-            "wrapped": bool(wrapped),
-            **vars(HISTORY.in_force() or self._wish),
-        }
         facts = sidecar(
-            snap.devices,
-            recording=recording,
+            () if snap.is_cpu else snap.devices,
+            recording={**options, "wrapped": bool(wrapped), "uses": self._with_uses},
             step=self.step,
             program=self._program,
             tensors=snap.beside.tensors,
@@ -735,6 +797,60 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         if not self._has_warned and not self.quiet:
             self._has_warned = True
             warnings.warn(text, HistoryWarning, stacklevel=_level_outside())
+
+
+class CpuRecording(Recording):
+    """A recording on a torch built for the CPU, through the hooks."""
+
+    def __init__(
+        self,
+        wish: Wish,
+        path: str | os.PathLike[str] | None = None,
+        modules: Any = None,
+        uses: bool = False,
+    ) -> None:
+        only = sorted(_options(wish)) + ["stacks"] * (wish.stacks == "all")
+        if only:
+            raise UnavailableError(
+                f"recording with {', '.join(only)} on the CPU", "leave that option out"
+            )
+        hooks.load()
+        super().__init__(wish, path, modules, uses)
+        self._end_following: Callable[[], None] = lambda: None
+
+    def start(self) -> Recording:
+        """Start, and return the recording."""
+        return self.start_at_once(sys.modules["torch"])
+
+    def _switch_history_on(self, torch: Any, begun: Wish) -> None:
+        before = _watched_threads()
+        end = follow(begun.max_entries, 0 if begun.context is None else _MOST_FRAMES)
+        is_own = _watched_threads() > before
+
+        def end_following() -> None:
+            end()
+            if is_own:
+                hooks.unwatch_thread()
+
+        self._end_following = end_following
+
+    def _switch_off(self, begun: Wish) -> None:
+        self._end_following()
+
+    def _marked(self, torch: Any) -> Marks:
+        return marks_by(hooks.load(), self._modules)
+
+    def _taken_now(self) -> tuple[Snapshot, int | bool, Mapping[str, Any]]:
+        now = hooks.state()
+        length = self._wish.max_entries if now is None else now.events
+        snap = ask_tensors(take("cpu", length, quiet=self.quiet))
+        wrapped = now is not None and max(now.pushed.values(), default=0) > length
+        return snap, wrapped and length, {"recorder": "hooks", **vars(self._wish)}
+
+
+def _watched_threads() -> int:
+    now = hooks.state()
+    return 0 if now is None else now.threads
 
 
 def _level_outside() -> int:

@@ -15,7 +15,7 @@ from neutracer.oom.page import OomReport
 from neutracer.oom.watch import OomWatch, oom_report
 from neutracer.overview import OverviewReport, overview
 from neutracer.recording.long_history import ProgramRecording, recording_facts
-from neutracer.recording.recorder import snapshot
+from neutracer.recording.recorder import is_for_cpu, snapshot
 from neutracer.recording.sidecar import file_stem, sidecar, sidecar_path, write_text
 from neutracer.render.document import Copyable
 from neutracer.render.text import render_text
@@ -75,6 +75,7 @@ class Following:
         recorder: str = "auto",
         modules: bool = False,
         pinned: bool = False,
+        uses: int = 0,
     ) -> None:
         """Set up without starting.
 
@@ -83,14 +84,14 @@ class Following:
             max_entries: As for `ProgramRecording`; 0 records nothing.
             stacks, context, recorder: As for `ProgramRecording`.
             modules: Mark allocations with the module that made them.
-            pinned: As for `ProgramRecording`.
+            pinned, uses: As for `ProgramRecording`. A report is written after these steps.
         """
         self.directory = os.path.abspath(directory)
         self.command = command
         self.why = ""
         self.last: OverviewReport | None = None
         self._max_entries = max_entries
-        self._how = (stacks, context, recorder, True if modules else None, pinned)
+        self._how = (stacks, context, recorder, True if modules else None, pinned, uses)
         self._process = os.getpid()
         # Held while files are written, by the program's thread or the one beside it.
         self._lock = threading.Lock()
@@ -139,9 +140,12 @@ class Following:
         if self._process != os.getpid():
             return
         try:
-            ooms = oom_report(self.directory, max_entries=0) if watch else None
+            is_watched = watch and not is_for_cpu(sys.modules.get("torch"))
+            ooms = oom_report(self.directory, max_entries=0) if is_watched else None
             if self._max_entries != 0:
-                recording = ProgramRecording(self._max_entries, *self._how)
+                recording = ProgramRecording(
+                    self._max_entries, *self._how, lambda: self.write("uses")
+                )
                 self._recording = recording.start()
                 if recording.why:
                     self.why = f"Nothing was recorded: {recording.why}."

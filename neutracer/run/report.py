@@ -106,6 +106,7 @@ def run_and_report(
     recorder: str = "auto",
     modules: bool = False,
     pinned: bool = False,
+    uses: int = 0,
     every_s: float | None = None,
 ) -> RunReport:
     """Run a program in this process, recording from CUDA's initialization.
@@ -121,11 +122,14 @@ def run_and_report(
         max_entries, stacks, context, recorder: As for `ProgramRecording`.
         modules: Mark allocations with the `nn.Module` that made them.
         pinned: Record the host's pinned memory too, which takes PyTorch's recorder.
+        uses: Optimizer steps after the first up to whose end uses are observed; 0: none.
         every_s: Seconds between reports while it runs; None writes none.
 
     Returns:
         The report; its exit code is the program's.
     """
+    if uses < 0:
+        raise ValueError(f"uses is {uses}: it must be a number of steps")
     if (max_entries is not None and max_entries < 1) or (every_s is not None and not every_s > 0):
         raise ValueError("max_entries and the time between reports must be above 0")
     if max(max_entries or 0, every_s or 0) > _MOST:
@@ -139,6 +143,7 @@ def run_and_report(
         recorder=recorder,
         modules=modules,
         pinned=pinned,
+        uses=uses,
     )
     ranks = _ranks_beside(following.directory)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First and last uses of allocations, as a rehearsal observes them.
+"""First and last uses of allocations, as a rehearsal or a recording observes them.
 
 A snapshot keeps them as one text in `allocator_settings`. A use is dated by the number of
 requests made before it, which is the same under every setting of the allocator; peaks rise at
@@ -21,6 +21,9 @@ KEY = "trace_uses"
 #: In `first_use_event`: the operator that made the block was its last use; and in both columns:
 #: uses that no observer could see.
 NEVER, UNKNOWN = -1, -2
+
+# Names the part of the text that has reasons.
+_WHY = "why"
 
 # The core's codes of actions that are requests.
 _ALLOC, _OOM = 0, 8
@@ -69,6 +72,23 @@ class Uses:
             pairs.byteswap()
         packed = binascii.b2a_base64(zlib.compress(pairs.tobytes()), newline=False)
         return f"{device}:{packed.decode()}"
+
+
+def reasons_text(reasons: Iterable[str]) -> str:
+    """The part of the text that says why uses are not known; "" without reasons."""
+    lines = "\n".join(reasons).encode()
+    return f"{_WHY}:{binascii.b2a_base64(lines, newline=False).decode()}" if lines else ""
+
+
+def unseen_uses(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why uses in a file are not known, as clauses."""
+    parts = str(settings.get(KEY, "")).split()
+    packed = next((part for part in parts if part.startswith(f"{_WHY}:")), "")
+    try:
+        plain = binascii.a2b_base64(packed.partition(":")[2])
+    except ValueError:
+        return ()
+    return tuple(plain.decode("utf-8", "replace").splitlines())
 
 
 def use_columns(

@@ -20,14 +20,23 @@ from operator import attrgetter, itemgetter
 from typing import cast
 
 from neutracer.question import first_findings, opened
-from neutracer.render.document import Block, Cell, Document, Figure, Note, Severity, Table
+from neutracer.render.document import (
+    Block,
+    Cell,
+    Document,
+    Figure,
+    KeyValues,
+    Note,
+    Severity,
+    Table,
+)
 from neutracer.render.report import Finding, PlacedRow, PlainRow, Report, ranked
 from neutracer.trace.events import device_name, shown_device
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.stacks import Frame, base_name, is_own
 from neutracer.trace.timeline import Timeline
-from neutracer.trace.uses import NEVER, UNKNOWN
+from neutracer.trace.uses import NEVER, UNKNOWN, unseen_uses
 from neutracer.units import format_bytes, format_count, format_share
 from neutracer.whatif.settings import refuse_others
 
@@ -39,7 +48,10 @@ STATES = ("in_use", "drag", "lag", "void", "unknown")
 # The core's code for a block that ends as recorded.
 _AS_RECORDED = -1
 
-_NO_USES = "the snapshot has no uses: rehearse the program ('neutracer rehearse PROGRAM')"
+_NO_USES = (
+    "the snapshot has no uses: record them ('neutracer run --uses 3 PROGRAM'), or rehearse the "
+    "program ('neutracer rehearse PROGRAM')"
+)
 
 
 def _end_of(snap: Snapshot, timeline: Timeline) -> int:
@@ -415,6 +427,7 @@ class DragReport(Report):
             the same tensors in the same order has a lower one.
         moments: The peak, and the first failure if there is one, by state.
         lines: The lines with bytes in drag, lag or void at the peak, most savings first.
+        unseen: What took memory where no use of it shows, as clauses: it is unknown.
     """
 
     schema = "neutracer.drag/1"
@@ -424,6 +437,7 @@ class DragReport(Report):
     least_peak_bytes: int
     moments: tuple[DragMoment, ...]
     lines: tuple[DragLine, ...]
+    unseen: tuple[str, ...] = ()
 
     def document(self) -> Document:
         """The report as a page."""
@@ -448,6 +462,8 @@ class DragReport(Report):
         if rows:
             heads = ("drag", "void", "lag", "saves", "", "")
             blocks.append(Table("Lines at the peak", rows, heads, notes))
+        if self.unseen:
+            blocks.append(KeyValues("Not known", tuple(("used by", one) for one in self.unseen)))
         return Document("Drag", facts, tuple(blocks))
 
     def _states(self) -> Table:
@@ -492,8 +508,9 @@ def drag(source: Snapshot | SnapshotSource, device: int | None = None) -> DragRe
         refuse_others(snap)
     number = snap.device(device)
     timeline = snap.timeline(number)
+    unseen = unseen_uses(snap.settings)
     if "last_use_event" not in timeline.allocations.columns:
-        raise ValueError(_NO_USES)
+        raise ValueError("; ".join((_NO_USES, *unseen)))
     lives = _Lives(snap, timeline)
     peak = timeline.peak("allocated")
     replays = _Replays(lives)
@@ -504,6 +521,7 @@ def drag(source: Snapshot | SnapshotSource, device: int | None = None) -> DragRe
         least_peak_bytes=peak.bytes - replays.saved(range(len(lives))),
         moments=tuple(_moments(lives)),
         lines=lines,
+        unseen=unseen,
         findings=(
             *first_findings(snap, device=number),
             *ranked(

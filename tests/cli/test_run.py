@@ -581,3 +581,30 @@ def test_report_that_fails_leaves_the_exit_code(run):
     done = run(text)
     assert done.returncode == 7
     assert "no report on it: IndexError" in done.stderr
+
+
+def test_uses_are_observed_for_some_steps(tmp_path):
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda is not None:
+        pytest.skip("this torch is built for CUDA")
+    (tmp_path / "program.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(512, 512)\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "for _ in range(6):\n"
+        "    dragged = torch.rand(512, 512)\n"
+        "    model(dragged.detach() * 2).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    command = [sys.executable, "-m", "neutracer", "run", "--uses", "2", "program.py"]
+    environ = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ)
+    assert done.returncode == 0, done.stderr
+    [file] = tmp_path.glob("neutracer-run/*-uses.pickle")
+    report = neutracer.drag(file)
+    assert len(neutracer.load(file).timeline().steps) == 3
+    assert report.moments[0].drag_bytes >= 1 << 20
+    assert [line.line for line in report.lines if line.drag_bytes >= 1 << 20] == [5]
+    [last] = tmp_path.glob("neutracer-run/*-exit.pickle")
+    assert "trace_uses" not in neutracer.load(last).settings

@@ -316,16 +316,57 @@ def test_child_of_a_fork_touches_nothing(fake):
         assert recording.active
 
 
-def test_real_torch_without_cuda_says_one_sentence():
+@pytest.fixture
+def cpu():
+    """A real torch for the CPU."""
     torch = pytest.importorskip("torch")
-    if torch.version.cuda is not None:
-        pytest.skip("this torch is built for CUDA")
+    if not history.is_for_cpu(torch) or history.hooks.why_none():
+        pytest.skip("needs hooks on a torch for the CPU")
+    return torch
+
+
+def test_real_torch_without_cuda_says_one_sentence(cpu):
     with pytest.raises(UnavailableError) as caught:
-        neutracer.record()
+        neutracer.snapshot()
     assert str(caught.value) == (
         "CUDA in this build of torch is not available: install a torch built for CUDA, "
         "or predict the memory with 'neutracer rehearse'"
     )
+
+
+def test_torch_for_the_cpu_is_recorded_through_the_hooks(cpu, tmp_path):
+    before = history.hooks.state()
+    with neutracer.record(100) as recording:
+        kept = cpu.zeros(3 << 18)
+        with neutracer.record(100, path=tmp_path / "inner.pickle"):
+            other = cpu.zeros(5 << 18)
+        assert recording.active
+    sizes = [row.size for row in recording.snapshot().timeline().allocations]
+    assert sizes == [3 << 20, 5 << 20] == [kept.nbytes, other.nbytes]
+    assert neutracer.load(tmp_path / "inner.pickle").is_cpu
+    recording.step = 7
+    snap = recording.save(tmp_path / "outer.pickle")
+    facts = json.loads((tmp_path / "outer.pickle.json").read_text())
+    assert (facts["recording"]["recorder"], facts["devices"]) == ("hooks", {})
+    assert snap.timeline().allocations[0].stack
+    after = history.hooks.state()
+    assert not after.active
+    assert after.threads == (0 if before is None else before.threads)
+
+
+def test_full_ring_on_the_cpu_is_told(cpu):
+    recording = neutracer.record(10).start()
+    # The ring of an earlier recording is longer.
+    for _ in range(history.hooks.state().events):
+        cpu.zeros(9)
+    with pytest.warns(HistoryWarning, match="wrapped"):
+        recording.stop()
+
+
+def test_recording_on_the_cpu_refuses_what_hooks_lack(cpu):
+    for options in ({"stacks": "all"}, {"pinned": True}, {"annotations": True}):
+        with pytest.raises(UnavailableError, match="on the CPU"):
+            neutracer.record(**options)
 
 
 def test_decorator_without_brackets_is_told():

@@ -283,6 +283,6 @@ def test_command_prints_what_the_function_gives(file: Path) -> None:
 def test_a_file_without_uses_is_refused_in_one_sentence() -> None:
     done = command("tests/data/frag_default.pickle")
     assert done.returncode == 2
-    assert "has no uses: rehearse the program" in done.stderr
+    assert "has no uses: record them" in done.stderr
     with pytest.raises(ValueError, match="has no uses"):
         neutracer.drag("tests/data/frag_default.pickle")

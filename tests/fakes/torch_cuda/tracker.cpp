@@ -19,6 +19,17 @@ namespace neutracer
 const nt_live_api *core;
 std::atomic<uint32_t> mode_word{0};
 std::atomic<int> marks_wanted{0};
+std::atomic<bool> uses_on{false};
+
+void
+uses_note_request(int, uint64_t) noexcept
+{
+}
+
+void
+uses_note_free(uint64_t) noexcept
+{
+}
 
 namespace
 {

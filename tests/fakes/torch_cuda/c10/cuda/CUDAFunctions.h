@@ -11,4 +11,10 @@ device_count()
     return 1;
 }
 
+inline signed char
+current_device()
+{
+    return 0;
+}
+
 } // namespace c10::cuda
