@@ -11,7 +11,7 @@ import math
 import re
 import sys
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -115,6 +115,8 @@ def growth_of(seen: Observed, warmup: int, *, fell: bool) -> Survivors:
         return Survivors()
     trace = _Trace(seen, timeline, warmup)
     groups = trace.outliving(fell=fell)
+    if not fell:
+        groups = trace.without_replacements(groups)
     fallen = sorted(row for found in groups.values() for _, row in found)
     last = trace.last
     kept = [one for one in groups.values() if _recurs({step for step, _ in one}, warmup, last)]
@@ -170,6 +172,29 @@ class _Trace:
             if roles[stacks[row]] is not Role.STATE:
                 groups.setdefault(stacks[row], []).append((step, row))
         return groups
+
+    def without_replacements(
+        self, groups: dict[int, list[tuple[int, int]]]
+    ) -> dict[int, list[tuple[int, int]]]:
+        """The groups without blocks that came for others of their size, from before the trace, as
+        in a full buffer: for each that went, one made in its step or later."""
+        begin, end = self.starts[min(self.warmup, self.last)], self.starts[self.last]
+        made = self.rows.codes("alloc_event")
+        gone: defaultdict[int, list[int]] = defaultdict(list)
+        for row, freed in enumerate(self.ended):
+            if made[row] < 0 and begin <= freed < end:
+                gone[self.sizes[row]].append(bisect_right(self.starts, freed) - 1)
+        if not gone:
+            return groups
+        steps = {size: deque(sorted(found)) for size, found in gone.items()}
+        kept: dict[int, list[tuple[int, int]]] = {}
+        for step, row, stack in sorted((*one, key) for key, each in groups.items() for one in each):
+            going = steps.get(self.sizes[row])
+            if going and going[0] <= step + 1:
+                going.popleft()
+            else:
+                kept.setdefault(stack, []).append((step, row))
+        return kept
 
     def growth(self, items: Sequence[tuple[int, int]], total: int) -> Growth:
         """One stack's growth, of `total` bytes of all."""

@@ -1405,7 +1405,7 @@ _SIGNATURES = (
     (
         "/torchmetrics/metric.py",
         "wrapped_func",
-        "pass compute_on_cpu=True to the metric (or thresholds=, where it has them), and call "
+        "pass thresholds= to the metric where it has them, else compute_on_cpu=True, and call "
         "reset() once its figures are read: until then it keeps all that it was given",
     ),
     (

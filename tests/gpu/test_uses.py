@@ -221,8 +221,7 @@ def test_pointers_are_told_and_memory_on_the_way_is_not() -> None:
 
 
 def test_what_observing_costs_a_launch_bound_step() -> None:
-    """1.45 times a recorded one on an H200; PyTorch's own part, an observer that does nothing, is
-    most of it."""
+    """On an H200 1.45 times a recorded one."""
     layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()) for _ in range(24)]
     model = torch.nn.Sequential(*layers).cuda()
     optimizer = torch.optim.Adam(model.parameters(), foreach=True)

@@ -532,6 +532,29 @@ def test_what_ends_early_is_no_proof() -> None:
     assert leak_trend(dumped(among(full, 64 << 30))).verdict != "leak"
 
 
+def test_full_buffer_beside_a_leak_is_no_grower() -> None:
+    """Each step frees a block of 8 MiB from before the trace, and makes another."""
+    recording, frames = traced(30, "remember"), [{"name": "store", "filename": "a.py", "line": 7}]
+    trace, base = recording["device_traces"][0], BASE + (1 << 40)
+    blocks = [
+        {**block(base + n * 8 * MIB, 8 * MIB, "active_allocated", 8 * MIB)} for n in range(30)
+    ]
+    for step, one in enumerate(blocks):
+        last = max(
+            at for at, each in enumerate(trace) if each.get("user_metadata") == f"step {step}"
+        )
+        now, where = trace[last]["time_us"], {"frames": frames, "user_metadata": f"step {step}"}
+        actions = ("free_requested", "free_completed", "alloc")
+        made = [event(action, one["address"], 8 * MIB, now, **where) for action in actions]
+        trace[last + 1 : last + 1] = made
+        one["frames"] = frames
+    trend = leak_trend(
+        dumped({**recording, "segments": [*recording["segments"], segment(base, blocks)]})
+    )
+    assert trend.verdict == "leak"
+    assert [str(grown.place) for grown in trend.growth] == ["remember (train.py:50)"]
+
+
 def among(recording: dict[str, Any], nbytes: int) -> dict[str, Any]:
     """The recording beside so many bytes that were there before it."""
     at = BASE + (1 << 40)
