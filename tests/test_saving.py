@@ -171,11 +171,14 @@ def write(byte):
             file.write(bytes([byte]) * 4096)
 
 left = 0
+begun, begins = os.pipe()
 for kill in range(kills):
     writer = os.fork()
     if not writer:
+        os.write(begins, b".")
         while True:
             write(kill % 251)
+    os.read(begun, 1)
     time.sleep(when.uniform(0.0, 0.02))
     os.kill(writer, signal.SIGKILL)
     os.waitpid(writer, 0)

@@ -114,8 +114,10 @@ def test_picture_that_has_no_room_is_refused_in_words(bound, tmp_path):
         [*command, FRAG, "-o", tmp_path / "picture.png"], capture_output=True, text=True
     )
     assert made.returncode == 2
-    assert made.stderr.startswith("neutracer: this needs more memory than")
-    assert made.stderr.count("\n") == 1
+    # On a busy machine it says that it works before.
+    said = made.stderr.replace("neutracer: working: this takes more than a few seconds\n", "")
+    assert said.startswith("neutracer: this needs more memory than")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
