@@ -15,7 +15,7 @@ from typing import Any
 from neutracer.heap.owners import SLICES
 from neutracer.oom.bill import Bill
 from neutracer.oom.case import KINDS, Case, Cause, Remedy, Verdict, free_bytes, least_worth
-from neutracer.oom.steps import FEWEST, Growth, saw_tooth
+from neutracer.oom.steps import FEWEST, Grower, Growth, saw_tooth
 from neutracer.oom.trials import PARTS, Trial, Trials
 from neutracer.render.document import Copyable, Note, Place
 from neutracer.trace.roles import CATEGORIES, Role, role_of
@@ -725,8 +725,6 @@ def cache_growth(case: Case) -> Verdict | None:
         return None
     grower = growth.growers[0]
     first = grower.place
-    known, chain = _signature(grower.stack, _SIGNATURES_OF_GROWTH), case.holder_of(first)
-    bound = "bound it, keep it on the CPU, or make it shorter"
     is_copied = any(frame.name == "deepcopy" for frame in grower.stack)
     notes = (*_by_holder(case, first), *((Note(_ON_COPIES),) if is_copied else ()))
     what = f"what each {growth.rounds.unit} makes anew" if notes else "a cache that"
@@ -734,13 +732,7 @@ def cache_growth(case: Case) -> Verdict | None:
         f"{what} grows: {format_bytes(growth.bytes)} after {_over(growth)}, "
         f"{format_bytes(growth.bytes_per_step)} more each time"
     )
-    advice = (
-        *notes,
-        *((Note(known),) if known else ()),
-        Note(f"{bound}: {chain}") if chain else Note(f"{bound}:", first),
-        Note("a smaller batch or fewer tokens make each step's part of it smaller"),
-        Note("each time it grows, old and new are in use at once: allocate it once, whole"),
-    )
+    advice = notes or _bound(case, grower)
     remedy = Remedy("release", place=first, callers=grower.callers)
     return _kept(
         "cache_growth",
@@ -751,6 +743,18 @@ def cache_growth(case: Case) -> Verdict | None:
         advice,
         message,
         remedy,
+    )
+
+
+def _bound(case: Case, grower: Grower) -> tuple[Note, ...]:
+    """To bound a cache, where its holder tells no more."""
+    known, chain = _signature(grower.stack, _SIGNATURES_OF_GROWTH), case.holder_of(grower.place)
+    bound = "bound it, keep it on the CPU, or make it shorter"
+    return (
+        *((Note(known),) if known else ()),
+        Note(f"{bound}: {chain}") if chain else Note(f"{bound}:", grower.place),
+        Note("a smaller batch or fewer tokens make each step's part of it smaller"),
+        Note("each time it grows, old and new are in use at once: allocate it once, whole"),
     )
 
 
