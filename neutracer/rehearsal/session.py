@@ -46,8 +46,11 @@ class Stream:
     """A stream of the fake device; its work is done at once."""
 
     _made = 0
+    #: Refuses a device that is not there; patched by the session.
+    check: Any = staticmethod(_nothing)
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
+        Stream.check(device)
         Stream._made += 1
         self._set(Stream._made)
 
@@ -251,13 +254,15 @@ def patches(
     import torch.cuda.random
 
     found: list[tuple[Any, str, Any]] = []
-    for name, value in _Face(card, tracing, devices, capacity).functions().items():
+    face = _Face(card, tracing, devices, capacity)
+    for name, value in face.functions().items():
         for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
             if hasattr(owner, name):
                 found.append((owner, name, value))
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         found.append((torch.cuda.nvtx, name, _nothing))
     found += [
+        (Stream, "check", staticmethod(face.checked(_nothing))),
         (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         (torch.backends.cudnn, "is_available", lambda: True),
         (torch.backends.cudnn, "version", lambda: cudnn),

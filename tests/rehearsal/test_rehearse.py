@@ -167,6 +167,8 @@ def test_a_device_that_is_not_there_is_refused_as_by_cuda() -> None:
             lambda: torch.cuda.set_device(9),
             lambda: torch.cuda.memory_allocated("cuda:9"),
             lambda: torch.cuda.device(9).__enter__(),
+            lambda: torch.cuda.Stream(9),
+            lambda: torch.cuda.Stream(device="cuda:9"),
         ):
             with pytest.raises(torch.AcceleratorError, match="invalid device ordinal"):
                 use()
