@@ -257,7 +257,7 @@ _RETRY_S = 5.0  # Before a missing or lost store is tried again.
 _EVENTS = 10_000  # Events kept in a layout's file, if the hooks have them.
 _JOIN_S = 5.0  # Timeout for the thread at exit: longer than a call to a lost store.
 _REQUEST_S = 1.0  # Timeout for a digest request, as after an out-of-memory error.
-_LAST_S = 0.15  # The same once files are written: the signal ends the process in two seconds.
+_LAST_S = 0.5  # The same once files are written: the signal ends the process in two seconds.
 
 
 class _Request:
