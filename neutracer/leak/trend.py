@@ -177,7 +177,7 @@ class _Trace:
         self, groups: dict[int, list[tuple[int, int]]]
     ) -> dict[int, list[tuple[int, int]]]:
         """The groups without blocks that came for others of their size, from before the trace, as
-        in a full buffer: for each that went, one made in its step or later."""
+        in a full buffer: for each that went, one made in the step before it or later."""
         begin, end = self.starts[min(self.warmup, self.last)], self.starts[self.last]
         made = self.rows.codes("alloc_event")
         gone: defaultdict[int, list[int]] = defaultdict(list)

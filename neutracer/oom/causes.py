@@ -229,7 +229,7 @@ def fragmentation(case: Case, trials: Trials) -> Verdict | None:
         message,
         suffices,
         remedy,
-        # What a first step needs in all nothing tells: more than what is free inside, in general.
+        # Nothing shows what a whole first step needs: as a rule more than what is free inside.
         finishes=False if case.is_first_step else None,
     )
 
@@ -809,8 +809,11 @@ def kept_exceptions(case: Case, bill: Bill) -> Verdict | None:
     keeps some leads to most of what is in use."""
     chains = [one for line in bill.lines for one in line.holder.split("; ")]
     kept = [one.partition(" → exception")[0] for one in chains if _keeps_exceptions(one)]
-    keepers = tuple(dict.fromkeys(one.partition("[")[0] for one in kept))
-    held = [one for one in bill.lines if keepers and one.holder.startswith(keepers)]
+    # A frame alone keeps all that it works on.
+    names = dict.fromkeys(one.partition("[")[0] for one in kept)
+    keepers = [one for one in names if " → " in one]
+    first = [(one, one.holder.partition("; ")[0].partition("[")[0]) for one in bill.lines]
+    held = [one for one, keeper in first if keeper in keepers]
     nbytes = sum(one.bytes for one in held)
     if 2 * nbytes < max(case.room.allocated, 1):
         return None

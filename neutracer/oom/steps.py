@@ -140,7 +140,7 @@ def _rounds(timeline: Timeline, first: int, event: int) -> tuple[int, ...]:
     """The events from `first` on at which the first stack outside of modules comes round that
     does so all along, else the first one inside, of passes that free what they make; empty where
     none does."""
-    outside = [one for one in _places(timeline, first, event, Role.USER) if len(one) >= FEWEST]
+    outside = [one for one in _by_stack(timeline, first, event, Role.USER) if len(one) >= FEWEST]
     outside = outside[:_MOST_ANCHORS]
     for found in outside:
         if _are_alike([*found, event]):
@@ -151,15 +151,15 @@ def _rounds(timeline: Timeline, first: int, event: int) -> tuple[int, ...]:
             begins = found[::times]
             if len(begins) >= FEWEST and _are_alike([*begins, event]) and _repeat(timeline, begins):
                 return tuple(begins)
-    # With what a pass begins, a layer of it does not begin; those of one stack may all be alike,
-    # and keep what they make where it is trained.
-    inside = next(iter(_places(timeline, first, event, Role.MODULE)), [])
+    # A pass begins with the first stack inside modules, and a layer of it does not. Where all
+    # layers have one stack, those of a pass that is trained keep what they make.
+    inside = next(iter(_by_stack(timeline, first, event, Role.MODULE)), [])
     if len(inside) < FEWEST or not _are_alike([*inside, event]) or timeline.passes.backward:
         return ()
     return tuple(inside) if _pass_by(timeline, inside) else ()
 
 
-def _places(timeline: Timeline, first: int, event: int, role: Role) -> list[list[int]]:
+def _by_stack(timeline: Timeline, first: int, event: int, role: Role) -> list[list[int]]:
     """The events at which each stack of a role allocates, those that begin first."""
     passes = timeline.passes
     at: dict[int, list[int]] = {}

@@ -25,6 +25,7 @@ from neutracer.rank.publisher import Publisher, Reading, answer_debug_server
 from neutracer.rank.report import RanksReport, ranks_report
 from neutracer.recording.long_history import listen
 from neutracer.recording.program import OnDemand
+from neutracer.recording.recorder import is_for_cpu
 from neutracer.units import format_duration_us
 
 # ---- Running job -------------------------------------------------------------------------
@@ -243,7 +244,7 @@ class RanksWatch(StaysHere, instead="it watches this process: send its report()"
             return self
         self._process = os.getpid()
         # The hooks follow CPU blocks on the thread that starts them: the program's here.
-        if self._early or _is_for_cpu():
+        if self._early or is_for_cpu(sys.modules.get("torch")):
             self._reading.start()
         self._ends.append(self._reading.stop)
         self.no_debug_page = answer_debug_server(self.digest)
@@ -326,12 +327,6 @@ def _set_current(watch: RanksWatch | None) -> None:
 def current_watch() -> RanksWatch | None:
     """The watch that is on in this process, or None."""
     return _current if _current is not None and _current.active else None
-
-
-def _is_for_cpu() -> bool:
-    """Whether torch is imported and is a CPU build."""
-    version = getattr(sys.modules.get("torch"), "version", None)
-    return version is not None and version.cuda is None and getattr(version, "hip", None) is None
 
 
 def _trend(monitor: MemoryMonitor, device: int, steps: int) -> dict[str, Any]:

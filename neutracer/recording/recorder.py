@@ -545,11 +545,21 @@ def record(
     listed = tuple(skip_actions)
     wish = Wish(max_entries, stacks, context, listed, compile_context, annotations, pinned)
     if is_for_cpu(sys.modules.get("torch")):
-        check_model(modules)
+        _check_cpu(wish, modules)
         return CpuRecording(wish, path, modules, uses)
     HISTORY.check(torch_with_cuda(), wish)
     check_modules(torch_with_cuda(), modules)
     return Recording(wish, path, modules, uses)
+
+
+def _check_cpu(wish: Wish, modules: Any) -> None:
+    """Check that the hooks can record so; they are compiled if they have to be."""
+    check_model(modules)
+    only = sorted(_options(wish)) + ["stacks"] * (wish.stacks == "all")
+    if only:
+        what = f"recording with {', '.join(only)} on the CPU"
+        raise UnavailableError(what, "leave that option out")
+    hooks.load()
 
 
 class Recording(StaysHere, instead="it records this process: send its snapshot()"):
@@ -802,21 +812,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
 class CpuRecording(Recording):
     """A recording on a torch built for the CPU, through the hooks."""
 
-    def __init__(
-        self,
-        wish: Wish,
-        path: str | os.PathLike[str] | None = None,
-        modules: Any = None,
-        uses: bool = False,
-    ) -> None:
-        only = sorted(_options(wish)) + ["stacks"] * (wish.stacks == "all")
-        if only:
-            raise UnavailableError(
-                f"recording with {', '.join(only)} on the CPU", "leave that option out"
-            )
-        hooks.load()
-        super().__init__(wish, path, modules, uses)
-        self._end_following: Callable[[], None] = lambda: None
+    _end_following: Callable[[], None] = staticmethod(lambda: None)
 
     def start(self) -> Recording:
         """Start, and return the recording."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from places import ROOT
+from used_tensors import written
 
 import neutracer
 from neutracer import UnavailableError
@@ -91,15 +92,7 @@ def test_copies_that_only_look_like_views_are_uses() -> None:
 
 
 def test_writes_in_place_and_into_out_are_uses() -> None:
-    def step() -> None:
-        filled, target = floats(2), floats(3)  # 0, 1
-        mark = floats(1)  # 2
-        filled.add_(1)
-        mark = floats(1)  # 3
-        torch.sin(mark, out=target[: 1 << 18])
-        mark = floats(1)  # 4
-
-    assert uses_of(step) == {2: (2, 2), 3: (3, 3)}
+    assert uses_of(lambda: written(floats)) == {2: (2, 2), 3: (3, 3)}
 
 
 def test_lists_of_tensors_are_uses() -> None:

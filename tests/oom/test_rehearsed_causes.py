@@ -665,6 +665,10 @@ def test_kept_exceptions_are_named_by_what_keeps_them() -> None:
     first = neutracer.explain(snap, facts=facts).verdicts[0]
     assert first.message.startswith("leak: exceptions that are kept hold up to")
     assert first.advice[1].text == f"they are held by {chain}"
+    # A frame that an exception hangs on by itself keeps all that it works on, too.
+    of_a_frame = "frame main (a.py:1) → exception → traceback → frame attempt"
+    facts = replace(facts, holders=(*facts.holders[:-1], (str(lines[-1].place), of_a_frame)))
+    assert "exceptions" not in neutracer.explain(snap, facts=facts).verdicts[0].message
 
 
 # ---- The first step ------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from used_tensors import written
 
 import neutracer
 
@@ -60,15 +61,7 @@ def test_uses_through_views_count_and_views_alone_do_not() -> None:
 
 
 def test_writes_in_place_and_into_out_are_uses() -> None:
-    def step() -> None:
-        filled, target = floats(2), floats(3)  # 0, 1
-        mark = floats(1)  # 2
-        filled.add_(1)
-        mark = floats(1)  # 3
-        torch.sin(mark, out=target[: 1 << 18])
-        mark = floats(1)  # 4
-
-    assert uses_of(step) == {2: (2, 2), 3: (3, 3)}
+    assert uses_of(lambda: written(floats)) == {2: (2, 2), 3: (3, 3)}
 
 
 def test_lists_of_tensors_are_uses() -> None:
