@@ -605,8 +605,11 @@ def failure_findings(
     found = []
     for place, events in list(by_place.items())[-_MOST_PLACES:]:
         # Among equal sizes the last, which the facts beside the file describe.
-        known = _described(snap, timeline, events) or set(events)
-        event = max(known, key=lambda number: (sizes[number], number))
+        known = _described(snap, timeline, events)
+        if known and _is_caught(snap, timeline, known):
+            found.append(_caught_inside(timeline, events, place))
+            continue
+        event = max(known or events, key=lambda number: (sizes[number], number))
         times = f", {format_count(len(events))} times from one place" if len(events) > 1 else ""
         why = _explained(snap, timeline, event)
         main = None if why is None else why.main
@@ -629,6 +632,18 @@ def failure_findings(
     return tuple(found), kinds, billed
 
 
+def _caught_inside(timeline: Timeline, events: list[int], place: Place) -> Finding:
+    """The finding on failures that no exception told the program of."""
+    largest = max(map(timeline.events.codes("size").__getitem__, events))
+    times = format_count(len(events), "request")
+    message = f"{times} found no memory, and a library went on with less: no error was raised"
+    notes = (Note(f"{format_bytes(largest)} at most, requested by", place),)
+    return Finding("ran_short", Severity.INFO, largest, message, notes, (_ON_LESS,), events[-1])
+
+
+_ON_LESS = Note("none is needed; with more room cuDNN may take a faster algorithm")
+
+
 def _described(snap: Snapshot, timeline: Timeline, events: list[int]) -> set[int]:
     """Those failures of one place that the JSON beside the file describes, each written down just
     after it: of a place that runs out again and again, the first."""
@@ -637,6 +652,12 @@ def _described(snap: Snapshot, timeline: Timeline, events: list[int]) -> set[int
     at = [timeline.events[event].time_us for event in failed]
     before = (bisect_right(at, time) - 1 for time in times)
     return {failed[number] for number in before if number >= 0}.intersection(events)
+
+
+def _is_caught(snap: Snapshot, timeline: Timeline, events: Iterable[int]) -> bool:
+    """Whether the JSON beside the file says of some failures that none reached Python."""
+    known = [facts_at(snap.beside, timeline.events[event].time_us) for event in events]
+    return all(one is not None and one.raised is False for one in known)
 
 
 def _explained(snap: Snapshot, timeline: Timeline, event: int) -> ExplainReport | None:

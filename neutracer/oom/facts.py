@@ -77,6 +77,8 @@ class OomFacts:
         handling: The exception that was being handled then, and where it was raised: a retry
             inside of `except`.
         holders: By line, who held its blocks: "step (train.py:12)" and names of the program.
+        raised: Whether an exception reached Python. Libraries such as cuDNN catch the error and
+            try an algorithm that needs less.
         message: PyTorch's own text of the exception.
         is_rounded: Whether sizes are PyTorch's words, which have two decimals.
     """
@@ -97,6 +99,7 @@ class OomFacts:
     grad_enabled: bool | None = None
     handling: str = ""
     holders: tuple[tuple[str, str], ...] = ()
+    raised: bool | None = None
     message: str = ""
     is_rounded: bool = False
 
@@ -144,7 +147,7 @@ class OomFacts:
         if not isinstance(plain, Mapping) or plain.get("schema") != OOM_SCHEMA:
             raise ValueError(f"facts of an out-of-memory error have the schema {OOM_SCHEMA!r}")
         found: dict[str, Any] = {n: plain[n] for n in _COUNTS if _is_count(plain.get(n))}
-        for name in ("collects", "grad_enabled", "is_rounded"):
+        for name in ("collects", "grad_enabled", "raised", "is_rounded"):
             if isinstance(plain.get(name), bool):
                 found[name] = plain[name]
         for name in ("message", "handling"):
@@ -176,7 +179,7 @@ class OomFacts:
             value = getattr(self, field.name)
             if value is not None and value != () and value != "" and value is not False:
                 plain[field.name] = [*value] if isinstance(value, tuple) else value
-        for name in ("collects", "grad_enabled"):
+        for name in ("collects", "grad_enabled", "raised"):
             if getattr(self, name) is not None:
                 plain[name] = getattr(self, name)
         plain["stack"] = [list(frame) for frame in self.stack]

@@ -523,6 +523,9 @@ _REFILL_S = 60.0
 # A program that finds its batch size by running out has few places; these are many.
 _MOST_SITES = 10_000
 
+# Python before 3.11 has no notes, and exceptions of PyTorch are not followed there.
+_HAS_NOTES = hasattr(BaseException, "add_note")
+
 
 def watch_oom(
     directory: str | os.PathLike[str] = DEFAULT_DIRECTORY,
@@ -638,7 +641,8 @@ class _Site:
     """A place where memory ran out: how often, and which report has it."""
 
     count: int
-    report: OomReport | None
+    report: OomReport
+    raised: bool = False  # Whether an exception reached Python.
 
 
 @dataclass(frozen=True)
@@ -646,6 +650,7 @@ class _Note:
     """What an exception is to say: of which error, and whether its thread runs Python."""
 
     told: OutOfMemory
+    site: _Site
     text: str
     is_native: bool
 
@@ -670,7 +675,6 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
         self._tokens, self._refilled = float(limit), time.monotonic()
         self._busy = threading.Lock()
         self._sites: dict[tuple[object, ...], _Site] = {}
-        self._reports: list[OomReport] = []
         # By thread: what is to be added to the exception that is about to be made.
         self._notes: dict[int, _Note] = {}
         self._ends: list[Callable[[], object]] = []
@@ -686,8 +690,13 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
 
     @property
     def reports(self) -> tuple[OomReport, ...]:
-        """What was written, in order."""
-        return tuple(self._reports)
+        """What was written, in order; with `oom.raised` as far as it is known by now."""
+        if not _HAS_NOTES:
+            return tuple(one.report for one in self._sites.values())
+        return tuple(
+            replace(one.report, oom=replace(one.report.oom, raised=one.raised))
+            for one in self._sites.values()
+        )
 
     @property
     def seen(self) -> int:
@@ -738,7 +747,7 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
 
     def __repr__(self) -> str:
         state = "on" if self.active else "removed"
-        return f"<OomWatch: {state}, {format_count(len(self._reports), 'report')}>"
+        return f"<OomWatch: {state}, {format_count(len(self._sites), 'report')}>"
 
     # On the thread that asked, before the exception exists.
     def _on_oom(self, told: OutOfMemory) -> None:
@@ -756,12 +765,11 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
             known = self._sites.get(site)
             if known is not None:
                 known.count += 1
-                self._leave_note(told, _again(known), frame is None)
+                self._leave_note(told, known, _again(known), frame is None)
             elif self._may_write():
                 report = write_down(told, frame, self._directory, left)
                 self._sites[site] = _Site(1, report)
-                self._reports.append(report)
-                self._leave_note(told, report.note, frame is None)
+                self._leave_note(told, self._sites[site], report.note, frame is None)
                 self._call_back(report)
         finally:
             del frame
@@ -778,8 +786,7 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
 
     def _call_back(self, report: OomReport) -> None:
         # The exception says it, where it can.
-        has_notes = hasattr(BaseException, "add_note")
-        _LOGGER.log(logging.INFO if has_notes else logging.WARNING, "%s", report.note)
+        _LOGGER.log(logging.INFO if _HAS_NOTES else logging.WARNING, "%s", report.note)
         if self._callback is None:
             return
         try:
@@ -787,8 +794,8 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
         except Exception:
             _LOGGER.exception("the callback of an out-of-memory watch failed")
 
-    def _leave_note(self, told: OutOfMemory, text: str, is_native: bool) -> None:
-        self._notes[threading.get_ident()] = _Note(told, text, is_native)
+    def _leave_note(self, told: OutOfMemory, site: _Site, text: str, is_native: bool) -> None:
+        self._notes[threading.get_ident()] = _Note(told, site, text, is_native)
 
     def _note(self, message: str) -> str | None:
         thread = threading.get_ident()
@@ -799,6 +806,7 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
             note = self._notes.get(left_by)
             if note is not None and _is_same(said, note.told):
                 del self._notes[left_by]
+                note.site.raised = True
                 return note.text
         return self._untold(message)
 
@@ -817,8 +825,6 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
 
 def _again(site: _Site) -> str:
     count = f"out of memory again at this place ({site.count} times)"
-    if site.report is None:
-        return f"neutracer: {count}; no report"
     return f"{site.report.note}\n  {count}: this is said of the first"
 
 

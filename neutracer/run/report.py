@@ -82,10 +82,7 @@ class RunReport(Report):
             page = self.overview.document()
             facts += page.facts
             blocks += page.blocks
-        pairs = [
-            ("out of memory", f"{oom.verdict or 'no verdict'} ({os.path.basename(oom.text)})")
-            for oom in self.ooms
-        ]
+        pairs = [_oom_pair(oom) for oom in self.ooms]
         if self.ooms_seen > len(self.ooms):
             again = format_count(self.ooms_seen - len(self.ooms), "time")
             pairs += [("out of memory", f"{again} more, at the same places or in quick succession")]
@@ -93,6 +90,14 @@ class RunReport(Report):
         if pairs:
             blocks.append(KeyValues("This run", tuple(pairs)))
         return Document(os.path.basename(self.program), tuple(facts), tuple(blocks))
+
+
+def _oom_pair(oom: OomReport) -> tuple[str, str]:
+    """An error and its cause; one that a library caught is no error of the program's."""
+    file = os.path.basename(oom.text)
+    if oom.oom.raised is False:
+        return ("ran short", f"a library caught it, and took less memory ({file})")
+    return ("out of memory", f"{oom.verdict or 'no verdict'} ({file})")
 
 
 def run_and_report(

@@ -248,6 +248,17 @@ def test_many_failures_are_counted(run):
     assert plain["overview"]["devices"][0]["events"] == 3
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions are followed by their notes")
+def test_error_that_a_library_catches_is_no_failure(run):
+    text = "import torch\ntorch.fake.init()\ntorch.fake.run_short()\ntorch.fake.allocate(2)\n"
+    done = run(text)
+    assert done.returncode == 0
+    shown = words(done.stderr)
+    assert "ran short a library caught it, and took less memory (oom-" in shown
+    assert "1 request found no memory, and a library went on with less" in shown
+    assert "out of memory:" not in shown
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs SIGUSR2")
 def test_signal_writes_a_report(run):
     text = (

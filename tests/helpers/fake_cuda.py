@@ -247,12 +247,17 @@ class FakeTorch:
             "device_traces": [copy.deepcopy(self.ring)],
         }
 
-    def run_out(self, asked: int = 48 * MIB) -> None:
-        """What PyTorch does when a request fails: the event, the observers, the error."""
+    def run_short(self, asked: int = 48 * MIB) -> None:
+        """A request that fails below a library that catches the error: no exception is made."""
         free = self.total // 2
         self.push(event("oom", 0, asked, 2000, device_free=free))
         for observer in self.observers:
             observer(0, asked, self.total, free)
+
+    def run_out(self, asked: int = 48 * MIB) -> None:
+        """What PyTorch does when a request fails: the event, the observers, the error."""
+        self.run_short(asked)
+        free = self.total // 2
         raise self.module.OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {_size_words(asked)}. GPU 0 has a total "
             f"capacity of {_size_words(self.total)} of which {_size_words(free)} is free."

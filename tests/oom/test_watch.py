@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -116,7 +117,7 @@ def test_json_is_read_back_by_explain(fake, tmp_path):
     assert plain["schema"] == "neutracer.oom_report/1"
     assert plain["process"]["devices"]["0"]["total_bytes"] == 64 * MIB
     facts = facts_of(beside_file(str(report.snapshot)))
-    assert facts == report.oom
+    assert facts == replace(report.oom, raised=None)
     assert facts.segment_bytes == 48 * MIB
     assert facts.device_free_bytes == 32 * MIB
     assert facts.grad_enabled is True
@@ -133,6 +134,20 @@ def test_each_place_is_told_once(fake, tmp_path):
     if HAS_NOTES:
         assert "again at this place (3 times)" in notes_of(errors[2])[0]
         assert watch.reports[0].text in notes_of(errors[2])[0]
+
+
+@pytest.mark.skipif(not HAS_NOTES, reason="exceptions are followed by their notes")
+def test_errors_that_a_library_catches_are_told_from_the_others(fake, tmp_path):
+    with neutracer.watch_oom(tmp_path) as watch:
+        fake.run_short()
+        assert [one.oom.raised for one in watch.reports] == [False]
+        here(fake)
+        fake.run_short()
+    assert [one.oom.raised for one in watch.reports] == [False, True, False]
+    assert [OomFacts.from_dict(one.oom.to_dict()).raised for one in watch.reports][1:] == [
+        True,
+        False,
+    ]
 
 
 def test_too_many_in_a_row_are_left_out(fake, tmp_path, monkeypatch):
@@ -253,7 +268,7 @@ def test_callback_gets_each_report(fake, tmp_path, caplog):
 
     with neutracer.watch_oom(tmp_path, callback=callback) as watch:
         here(fake)
-    assert tuple(seen) == watch.reports
+    assert [one.text for one in seen] == [one.text for one in watch.reports]
     assert "callback" in caplog.text
 
 
