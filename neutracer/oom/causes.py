@@ -1148,6 +1148,9 @@ _ONE_EACH = 2
 
 _SHARDED = (Role.GATHER, Role.REDUCE)
 
+# What a model that is trained holds, of which nothing is to be made elsewhere.
+_OF_A_MODEL = ("parameter", "gradient", "optimizer_state")
+
 _OF_EACH_SAMPLE = (
     "this is more than one gradient for each parameter: of each sample, or of each output. Fewer "
     "at a time: a smaller batch, or chunk_size= of torch.func.vmap and jacrev"
@@ -1497,7 +1500,9 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
                  f"{format_bytes(budget.device_free)} were free; the file does not say what others "
                  "had: give capacity= (--capacity), or see nvidia-smi.")
         )  # fmt: skip
-    advice = [*largest, *_without_graph(case), *_smaller(case, trials), *advice]
+    advice = [
+        *_weights_again(case), *largest, *_without_graph(case), *_smaller(case, trials), *advice
+    ]  # fmt: skip
     known_cure = _signature(case.stack) or _signature_of_most(case)
     if known_cure:
         advice.insert(0, Note(known_cure))
@@ -1520,10 +1525,13 @@ def _without_graph(case: Case) -> tuple[Note, ...]:
 
 
 def _largest(case: Case) -> tuple[Note, ...]:
-    """What to do about the line that holds most of what is in use, where a variable does."""
+    """What to do about the line that holds most of what is in use, where a variable does that is
+    no part of a model's training."""
     most = case.holdings[0] if case.holdings else None
     chain = "" if most is None else case.holder_of(most.place)
     if most is None or not chain or 2 * most.bytes < case.room.allocated:
+        return ()
+    if "autograd graph" in chain or next(iter(case.categories), "") in _OF_A_MODEL:
         return ()
     share = format_share(most.share, decimals=0)
     text = f"{share} of it is in {chain}: make it on the CPU, in pieces, or in a smaller dtype"
@@ -1582,7 +1590,7 @@ def _held_twice(case: Case) -> _Twice | None:
     trains = bool(timeline.passes.backward)
     if trains != (case.phase.name == "optimizer"):
         return None
-    sizes = _sizes_by_line(case, timeline)
+    sizes = _sizes_by_line(timeline, _compared_rows(case, timeline))
     least = LEAST_CURE * case.usable if trains else _TWICE_SHARE * case.room.allocated
     found = [
         _Twice((one, other), (both, int(both * times)))
@@ -1600,18 +1608,63 @@ def _alike(one: Counter[int], other: Counter[int], times: float) -> int:
     return sum(size * min(count, other[int(size * times)]) for size, count in one.items())
 
 
-def _sizes_by_line(case: Case, timeline: Timeline) -> dict[Place, Counter[int]]:
-    """By line, the sizes of the blocks that `_held_twice` compares, as they were requested: the
-    allocator's own have remainders. The oldest line first."""
+def _weights_again(case: Case) -> tuple[Note, ...]:
+    """What to do where a pass makes weights anew, of others or merged, and keeps them for its
+    backward pass: activations of one line that are as large as parameters, block by block.
+
+    The outputs of PyTorch's own layers may well be as large as their weights.
+    """
+    timeline = case.timeline
+    if timeline is None or case.phase.name not in ("forward", "backward"):
+        return ()
+    weights = sum(_sizes_by_line(timeline, _rows_of(case, "parameter")).values(), Counter[int]())
+    stacks, frames = timeline.allocations.codes("stack"), case.snap.stacks
+    made = [row for row in _rows_of(case, "activation") if stacks[row] != NONE]
+    own = [row for row in made if not any(map(_is_a_layer, frames[stacks[row]][:1]))]
+    copies = {
+        place: both
+        for place, sizes in _sizes_by_line(timeline, own).items()
+        if (both := _alike(sizes, weights, 1)) >= LEAST_CURE * case.usable
+        and 2 * both >= sum(size * count for size, count in sizes.items())
+    }
+    if not copies:
+        return ()
+    place = max(copies, key=copies.__getitem__)
+    text = (
+        "apply the parts of this weight to the input one after the other, or checkpoint the layer: "
+        f"it makes {format_bytes(copies[place])} of blocks as large as the weights, whatever the "
+        "batch:"
+    )
+    return (Note(text, place),)
+
+
+def _is_a_layer(frame: Frame) -> bool:
+    return "/torch/nn/modules/" in frame.filename.replace("\\", "/")
+
+
+def _rows_of(case: Case, category: str) -> list[int]:
+    """The allocations in use of one category."""
+    assert case.timeline is not None
+    codes, wanted = case.timeline.categories.codes, CATEGORIES.index(category)
+    return [row for row in case.live_rows if codes[row] == wanted]
+
+
+def _compared_rows(case: Case, timeline: Timeline) -> list[int]:
+    """The allocations in use that `_held_twice` compares."""
+    if timeline.passes.backward:
+        return _rows_of(case, "parameter")
+    stacks = timeline.allocations.codes("stack")
+    codes = {stacks[row] for row in case.live_rows} - {NONE}
+    roles = {code: role_of(case.snap.stacks[code]) for code in codes}
+    return [row for row in case.live_rows if roles.get(stacks[row], Role.MODULE) is not Role.MODULE]
+
+
+def _sizes_by_line(timeline: Timeline, rows: Iterable[int]) -> dict[Place, Counter[int]]:
+    """By line, the sizes of some allocations as they were requested: the allocator's own have
+    remainders. The line of the first row first."""
     names = ("stack", "size", "requested_size")
     stacks, blocks, asked = map(timeline.allocations.codes, names)
-    rows = [row for row in case.live_rows if stacks[row] != NONE]
-    if timeline.passes.backward:
-        codes, parameter = timeline.categories.codes, CATEGORIES.index("parameter")
-        rows = [row for row in rows if codes[row] == parameter]
-    else:
-        roles = {code: role_of(case.snap.stacks[code]) for code in {stacks[row] for row in rows}}
-        rows = [row for row in rows if roles[stacks[row]] is not Role.MODULE]
+    rows = [row for row in rows if stacks[row] != NONE]
     found: dict[Place, Counter[int]] = {}
     for row in rows:
         found.setdefault(timeline.places[stacks[row]], Counter())[asked[row] or blocks[row]] += 1

@@ -700,3 +700,42 @@ def test_first_step_is_no_matter_of_holes() -> None:
     first = ran_out(a_first_step_beside_holes, 350)
     assert first.kind == "capacity"
     assert first.message.startswith("the first step needs more than the device")
+
+
+class Merged(torch.nn.Module):
+    """A linear layer whose weight is put together in each pass."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(2 * width, width))
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Any) -> Any:
+        weight = self.weight * self.scale
+        return torch.nn.functional.linear(x, weight)[:, : x.shape[1]]
+
+
+def weights_that_are_merged() -> None:
+    model = torch.nn.Sequential(*(Merged(1024) for _ in range(8))).cuda()
+    model(batch(64, 1024)).square().mean().backward()
+
+
+def layers_as_wide_as_the_batch() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).cuda()
+    model(batch(1024, 1024)).square().mean().backward()
+
+
+@pytest.mark.parametrize(
+    ("program", "mib", "is_said"),
+    [(weights_that_are_merged, 110, True), (layers_as_wide_as_the_batch, 50, False)],
+)
+def test_weights_that_a_pass_makes_anew_are_told(
+    program: Callable[[], None], mib: int, is_said: bool
+) -> None:
+    verdict = ran_out(program, mib)
+    said = [note for note in verdict.advice if "apply the parts of this weight" in str(note)]
+    assert bool(said) is is_said
+    if is_said:
+        assert verdict.advice[0] == said[0]
+        assert said[0].place is not None
+        assert said[0].place.function == "forward"
