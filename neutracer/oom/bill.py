@@ -446,7 +446,7 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
     lines = _Lines(case.timeline, moments, names_passes=not case.failure.happened)
     # The first round makes what stays, and is no measure of the others.
     rounds = rounds[1 if len(begins) > _FEWEST_ROUNDS else 0 :]
-    older = _older(case, lines, begins)
+    older, gone = _older(case, lines, begins), _replaced(case, lines, begins)
     now, counts = lines.at(case.at)
     if now.total() > case.room.allocated:
         # A pool that was set back to an earlier state has blocks over others.
@@ -457,7 +457,10 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
         """A term by what some lines held in the rounds before."""
         held = [[sum(lines.held(event, line) for line in of) for event in each] for each in rounds]
         before = sum(lines.held(last, line) for line in of) if begins else 0
-        return _split(term, [min(each) for each in held], before, sum(older[line] for line in of))
+        floors = [min(each) for each in held]
+        whole = _split(term, floors, before, sum(older[line] for line in of))
+        still = min(whole.piled_up, sum(gone[line] for line in of))
+        return replace(whole, stands=whole.stands + still, piled_up=whole.piled_up - still)
 
     own = {
         line: split(
@@ -511,6 +514,25 @@ def _older(case: Case, lines: _Lines, begins: Sequence[int]) -> Counter[int]:
         if made[row] < begins[-2]:
             older[lines.of_row(row, stacks[row])] += sizes[row]
     return older
+
+
+def _replaced(case: Case, lines: _Lines, begins: Sequence[int]) -> Counter[int]:
+    """By line, the bytes in use of blocks that came for others of their size, from before the
+    trace: a full buffer goes on, whose older blocks have no line. In the first round what an
+    earlier one left goes."""
+    replaced = Counter[int]()
+    if case.timeline is None or len(begins) <= _FEWEST_ROUNDS:
+        return replaced
+    rows = case.timeline.allocations
+    names = ("alloc_event", "free_event", "size", "stack")
+    made, freed, sizes, stacks = map(rows.codes, names)
+    first = bisect_left(made, 0)
+    gone = Counter(sizes[row] for row in range(first) if begins[1] <= freed[row] <= case.at)
+    for row in case.live_rows if gone else ():
+        if row >= first and gone[sizes[row]] > 0:
+            gone[sizes[row]] -= 1
+            replaced[lines.of_row(row, stacks[row])] += sizes[row]
+    return replaced
 
 
 def _holders(case: Case) -> dict[str, str]:

@@ -301,3 +301,21 @@ def test_first_step_piles_nothing_up() -> None:
     bill = bill_at(snap, 0, snap.timeline().steps[0].end - 1)
     assert bill.rounds == 0
     assert not any(one.piled_up for one in bill.lines)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_full_buffer_does_not_pile_up_where_the_history_begins_late(is_known: bool) -> None:
+    program = Recording()
+    held = [program.own(8, "keep") for _ in range(16)]
+    if not is_known:
+        program.trace.clear()
+    for _ in range(12):
+        program.free(program.own(16))
+        program.own(4, "cache")
+        held.append(program.own(8, "keep"))
+        program.free(held.pop(0))
+    program.oom(64, 0)
+    lines = {one.place.line: one for one in explained(program).bill.lines if one.place}
+    assert lines[30].piled_up == 0
+    assert lines[30].bytes == 16 * 8 * MiB
+    assert lines[44].piled_up >= 10 * 4 * MiB
