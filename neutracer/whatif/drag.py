@@ -195,6 +195,9 @@ _HELD = (
     "names the holder"
 )
 
+# Fewer events than these are between two frees of one thing.
+_BETWEEN_FREES = 4
+
 _NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*=[^=]")
 
 
@@ -211,11 +214,18 @@ def _line(frame: Frame) -> str:
 def _together(lives: _Lives) -> Iterator[list[int]]:
     """Rows that one thing kept: freed one after the other from one place."""
     by_event = {freed: row for row, freed in enumerate(lives.freed) if lives.is_freed(row)}
+    actions = lives.timeline.events["action"]
     group: list[int] = []
     before = -1
     for event in sorted(by_event):
-        # Between the requests of two frees is at most the completion of the first.
-        follows = group and event - before <= 2 and lives.stacks[event] == lives.stacks[before]
+        # Between the requests of two frees the first is completed, and may leave a segment empty.
+        between = actions[before + 1 : event]
+        follows = (
+            group
+            and len(between) < _BETWEEN_FREES
+            and not {"alloc", "free_requested"}.intersection(between)
+            and lives.stacks[event] == lives.stacks[before]
+        )
         if group and not follows:
             yield group
             group = []
@@ -269,7 +279,7 @@ def _is_inner(lives: _Lives, row: int) -> bool:
 
 def _is_past(lives: _Lives, call: Frame, inner: list[int]) -> bool:
     """Whether some blocks have all their uses in one call of a line, stay behind it, and no
-    backward pass uses anything that the call makes."""
+    backward pass uses anything that the call makes, but for its result: as a target, say."""
     begin, end = min(lives.made[row] for row in inner), max(lives.last[row] for row in inner)
     freed = lives.freed[inner[0]]
     if any(call not in lives.frames(event) for event in lives.requests_between(begin - 1, end)):
@@ -277,7 +287,7 @@ def _is_past(lives: _Lives, call: Frame, inner: list[int]) -> bool:
     if call in lives.snap.stacks[lives.stacks[freed]][1:] or lives.in_backward(freed):
         return False
     events = lives.requests_between(begin - 1, end)
-    made = (lives.row_of[event] for event in events if event in lives.row_of)
+    *made, _ = (lives.row_of[event] for event in events if event in lives.row_of)
     return not any(lives.in_backward(lives.last[row]) for row in made)
 
 

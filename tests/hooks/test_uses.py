@@ -319,6 +319,23 @@ def test_drag_is_that_of_a_rehearsal() -> None:
     assert lines == [(one.line, one.edit) for one in rehearsed.lines if one.idle_bytes > MIB]
 
 
+def test_a_graph_for_nothing_is_named_where_each_block_has_a_segment() -> None:
+    teacher, student = (
+        torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(count))) for count in (6, 2)
+    )
+
+    def step() -> None:
+        for _ in range(3):
+            batch = torch.randn(8192, 256)
+            soft = teacher(batch)
+            torch.nn.functional.mse_loss(student(batch), soft.detach()).backward()
+            student.zero_grad()
+
+    report = neutracer.drag(recorded(step))
+    assert report.lines[0].edit == "no_grad"
+    assert report.lines[0].saved_bytes >= 24 * MIB
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_child_of_a_fork_observes_nothing() -> None:
     with neutracer.record(uses=True) as recording:

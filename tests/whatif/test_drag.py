@@ -70,6 +70,20 @@ def distillation(is_edited: bool) -> Any:
     return step
 
 
+def distillation_by_targets(is_edited: bool) -> Any:
+    """The backward pass of the loss uses what the teacher returns, and none of its graph."""
+    teacher, student = layers(1024, 6), layers(1024, 2)
+
+    def step() -> None:
+        batch = torch.randn(8192, 1024, device="cuda")
+        with torch.set_grad_enabled(not is_edited):
+            soft = teacher(batch)
+        torch.nn.functional.mse_loss(student(batch), soft.detach()).backward()
+        student.zero_grad()
+
+    return step
+
+
 def late_zero_grad(is_edited: bool) -> Any:
     """Gradients live through the next forward pass."""
     model = layers(2048, 4)
@@ -92,7 +106,12 @@ def late_zero_grad(is_edited: bool) -> Any:
 
 @pytest.mark.parametrize(
     ("program", "edit"),
-    [(evaluation, "del"), (distillation, "no_grad"), (late_zero_grad, "zero_grad")],
+    [
+        (evaluation, "del"),
+        (distillation, "no_grad"),
+        (distillation_by_targets, "no_grad"),
+        (late_zero_grad, "zero_grad"),
+    ],
 )
 def test_the_edited_program_has_the_peak_that_was_predicted(program: Any, edit: str) -> None:
     report = neutracer.drag(rehearsed(program, False))
