@@ -559,12 +559,14 @@ class Trials:
         if timeline is None:
             return []
         tried = []
-        for wanted in changes_of(timeline, 1):
+        for wanted in changes_of(self._case.snap, timeline, 1):
             if wanted.kind.startswith("zero_"):
                 continue
             sizes = wanted.sizes[:]
             sizes[self._event] = self._sizes_as_made[self._event]
-            tried.append((wanted.advice, self.run(Change(wanted.message, "batch", sizes=sizes))))
+            cost = "batch" if wanted.ends is None else "line"
+            change = Change(wanted.message, cost, sizes=sizes, ends=wanted.ends)
+            tried.append((wanted.advice, self.run(change)))
         return tried
 
 

@@ -596,9 +596,34 @@ def _moments(lives: _Lives) -> Iterator[DragMoment]:
         yield DragMoment(name, event, sum(sums.values()), *sums.values())
 
 
+def freed_at_last_use(snap: Snapshot, timeline: Timeline) -> Iterator[tuple[DragLine, array[int]]]:
+    """The lines of which an edit frees blocks at the peak earlier, most bytes first, each with the
+    event after which its block is freed, by event of the trace, as `Program.edit` takes them.
+
+    Args:
+        snap: The snapshot; without uses there are none.
+        timeline: Of one device.
+    """
+    if "last_use_event" not in timeline.allocations.columns or snap.is_cpu:
+        return
+    lives = _Lives(snap, timeline)
+    for line, rows in _idle(lives, lives.states(timeline.peak("allocated").event)):
+        if line.edit and line.idle_bytes:
+            yield line, lives.ends(rows)
+
+
 def _lines(lives: _Lives, states: dict[int, str], replays: _Replays) -> list[DragLine]:
-    """The lines with blocks in drag, lag or void, most savings first; of one line the blocks that
-    one edit frees."""
+    """The lines with blocks in drag, lag or void, most savings first."""
+    lines = [
+        replays.of(line, rows) if at < _MOST_REPLAYS and line.idle_bytes else line
+        for at, (line, rows) in enumerate(_idle(lives, states))
+    ]
+    return sorted(lines, key=lambda one: (-one.saved_bytes, -one.idle_bytes))
+
+
+def _idle(lives: _Lives, states: dict[int, str]) -> list[tuple[DragLine, list[int]]]:
+    """The lines with blocks in drag, lag or void, most bytes first, and all rows of each; of one
+    line the blocks that one edit frees."""
     names = cast("list[str]", lives.timeline.allocations["place"])
     concerned = {names[row] for row, state in states.items() if state in ("drag", "lag", "void")}
     categories = cast("list[str]", lives.timeline.allocations["category"])
@@ -612,12 +637,7 @@ def _lines(lives: _Lives, states: dict[int, str], replays: _Replays) -> list[Dra
         there = [row for row in rows if states.get(row) in ("drag", "lag", "void")]
         if there:
             found.append((_drag_line(lives, there, states, edit), rows))
-    found.sort(key=lambda one: -one[0].idle_bytes)
-    lines = [
-        replays.of(line, rows) if at < _MOST_REPLAYS and line.idle_bytes else line
-        for at, (line, rows) in enumerate(found)
-    ]
-    return sorted(lines, key=lambda one: (-one.saved_bytes, -one.idle_bytes))
+    return sorted(found, key=lambda one: -one[0].idle_bytes)
 
 
 def _drag_line(lives: _Lives, rows: list[int], states: dict[int, str], edit: _Edit) -> DragLine:

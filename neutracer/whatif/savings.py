@@ -8,18 +8,27 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from neutracer.arguments import whole_number
 from neutracer.question import first_findings, opened
-from neutracer.render.document import Block, Document, Figure, KeyValues, Table
-from neutracer.render.report import Finding as Finding  # hints are resolved here
-from neutracer.render.report import Report
+from neutracer.render.document import (
+    Block,
+    Document,
+    Figure,
+    KeyValues,
+    Note,
+    Severity,
+    Table,
+)
+from neutracer.render.report import Finding, Report
 from neutracer.trace.roles import CATEGORIES
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.timeline import Timeline
-from neutracer.units import format_bytes
+from neutracer.units import format_bytes, format_share
+from neutracer.whatif.drag import freed_at_last_use
 from neutracer.whatif.settings import refuse_others
 
 # ---- Changes -----------------------------------------------------------------------------
@@ -39,17 +48,25 @@ _MOST_STEPS = 64
 # The chunks of a loss over logits.
 _PIECES = 8
 
+# Lines whose blocks are freed at their last use, those with the most bytes at the peak.
+_MOST_LINES = 8
+
+# The best change is the report's first finding from this share of the peak on.
+_WORTH = 0.02
+
 
 @dataclass(frozen=True)
 class Wanted:
     """A change: the first three fields are those of `Saving`; `sizes` are the requested bytes by
-    event of the trace, and `rows` is the number of affected allocations."""
+    event of the trace, `rows` is the number of affected allocations, and `ends` are the events
+    after which blocks are freed, as `Program.edit` takes them."""
 
     kind: str
     message: str
     advice: str
     sizes: array[int]
     rows: int
+    ends: array[int] | None = None
 
 
 class _Rows:
@@ -121,13 +138,20 @@ def _peaks(timeline: Timeline) -> list[int]:
     return [first + one.index(max(one)) for first, one in zip(firsts, values, strict=True)]
 
 
-def changes_of(timeline: Timeline, ranks: int) -> Iterator[Wanted]:
+def changes_of(snap: Snapshot, timeline: Timeline, ranks: int) -> Iterator[Wanted]:
     """The changes worth trying on a program, sharded over `ranks`."""
     rows = _Rows(timeline)
+    yield from _freed_earlier(snap, timeline, rows)
     yield from _sharded(rows, ranks)
     yield from _narrower(rows)
     yield from _recomputed(rows)
     yield from _logits(rows)
+
+
+def _freed_earlier(snap: Snapshot, timeline: Timeline, rows: _Rows) -> Iterator[Wanted]:
+    for line, ends in islice(freed_at_last_use(snap, timeline), _MOST_LINES):
+        text = f"what {line.place} makes, freed at its last use"
+        yield Wanted("last_use", text, line.advice, rows.sizes, line.count, ends)
 
 
 def _sharded(rows: _Rows, ranks: int) -> Iterator[Wanted]:
@@ -227,7 +251,7 @@ class Saving:
 
     Attributes:
         kind: A stable word: "zero_1", "zero_2", "zero_3", "8_bit_optimizer", "bf16",
-            "checkpointing", "logits" or "expandable_segments".
+            "checkpointing", "logits", "last_use" or "expandable_segments".
         message: The change.
         advice: How to make it.
         saved_bytes: By how much the peak of reserved falls.
@@ -320,10 +344,10 @@ def savings(
         raise ValueError("the snapshot has no history")
     settings = str(snap.settings_in_force["text"])
     before = _peaks_of(timeline.program.run(settings))
-    found = [_saved(timeline, settings, before, one) for one in changes_of(timeline, count)]
+    found = [_saved(timeline, settings, before, one) for one in changes_of(snap, timeline, count)]
     if "expandable_segments" not in settings:
         found.append(_by_setting(timeline, settings, before))
-    useful = [one for one in found if one.saved_bytes > 0]
+    useful = sorted((one for one in found if one.saved_bytes > 0), key=lambda one: -one.saved_bytes)
     held = timeline.holders(by="category", limit=None)
     return SavingsReport(
         device=number,
@@ -331,9 +355,24 @@ def savings(
         peak_allocated_bytes=before[0],
         peak_reserved_bytes=before[1],
         categories={str(one.key): one.bytes for one in held},
-        savings=tuple(sorted(useful, key=lambda one: -one.saved_bytes)),
-        findings=first_findings(snap, device=number),
+        savings=tuple(useful),
+        findings=(
+            *first_findings(snap, device=number),
+            *(
+                _answer(one, before[1])
+                for one in useful[:1]
+                if one.saved_bytes > _WORTH * before[1]
+            ),
+        ),
     )
+
+
+def _answer(best: Saving, peak: int) -> Finding:
+    """The change that saves most."""
+    saved, share = format_bytes(best.saved_bytes), format_share(best.saved_bytes / peak)
+    message = f"{best.message}: {saved} less at the peak of reserved ({share})"
+    advice = (Note(best.advice),)
+    return Finding("saving", Severity.INFO, best.saved_bytes, message, (), advice)
 
 
 def _peaks_of(figures: dict[str, Any]) -> tuple[int, int]:
@@ -341,7 +380,7 @@ def _peaks_of(figures: dict[str, Any]) -> tuple[int, int]:
 
 
 def _saved(timeline: Timeline, settings: str, before: tuple[int, int], one: Wanted) -> Saving:
-    after = _peaks_of(timeline.program.edit(one.sizes).run(settings))
+    after = _peaks_of(timeline.program.edit(one.sizes, one.ends).run(settings))
     return Saving(one.kind, one.message, one.advice, before[1] - after[1], *after)
 
 

@@ -22,7 +22,9 @@ def test_each_saving_is_what_the_peak_falls_by() -> None:
     saved = [one.saved_bytes for one in report.savings]
     assert saved == sorted(saved, reverse=True)
     assert json.loads(json.dumps(report.to_dict()))["schema"] == "neutracer.savings/1"
-    assert "Savings by change" in str(report)
+    (best,) = report.findings
+    assert best.bytes == report.savings[0].saved_bytes
+    assert str(report).startswith(f"INFO     {report.savings[0].message}")
 
 
 def test_more_ranks_save_more() -> None:
@@ -80,3 +82,29 @@ def test_checkpointing_is_about_what_checkpointing_saves() -> None:
 def test_one_rank_shards_nothing(ranks: int) -> None:
     with pytest.raises(ValueError, match="ranks"):
         neutracer.savings(DATA, ranks=ranks)
+
+
+def test_freeing_at_the_last_use_is_ranked_with_the_others() -> None:
+    torch = pytest.importorskip("torch")
+
+    def program(is_edited: bool) -> object:
+        def make() -> object:
+            layers = [torch.nn.Linear(1024, 1024) for _ in range(6)]
+            teacher = torch.nn.Sequential(*layers).cuda()
+            student = torch.nn.Linear(1024, 1024).cuda()
+
+            def step() -> None:
+                batch = torch.randn(8192, 1024, device="cuda")
+                with torch.set_grad_enabled(not is_edited):
+                    soft = teacher(batch)
+                torch.nn.functional.mse_loss(student(batch), soft.detach()).backward()
+
+            return step
+
+        return make
+
+    report = neutracer.savings(neutracer.rehearse(program(False)))
+    edited = neutracer.savings(neutracer.rehearse(program(True)))
+    best = next(one for one in report.savings if one.kind == "last_use")
+    assert "torch.no_grad()" in best.advice
+    assert best.peak_allocated_bytes == pytest.approx(edited.peak_allocated_bytes, rel=0.01)
