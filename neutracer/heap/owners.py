@@ -250,6 +250,9 @@ _SECOND_SHARE = 0.25
 # Lines of code whose holders are asked for at the end of a trace.
 _MOST_LINES = 12
 
+# Objects that a running function makes to pass values on.
+_PLAIN = ("tuple", "list", "dict", "frame", "Tensor", "Parameter")
+
 _BITS = re.compile(r"\d+")
 
 # Tensors that have no more than this share of their storages are slices.
@@ -260,6 +263,8 @@ SLICES = "slices"
 
 #: Said of blocks in which no object of Python has its memory.
 NO_OBJECT = "no Python object"
+#: What a chain begins with whose first object nothing of Python refers to.
+UNSEEN = "a value in use or C code"
 _GARBAGE = "garbage: only Python's collector frees it"
 _IN_CXX = "no name leads to it: C++ of PyTorch keeps its tensor"
 _IN_USE = "no name leads to it: a value in use, or C code"
@@ -426,11 +431,21 @@ def _of_block(tensors: Sequence[Found | None], nothing: str) -> tuple[tuple[_Nam
     known = [one for one in tensors if one is not None]
     if not known:
         return (), nothing
+    loose = [way for one in known for way in one.ways if _is_telling(way)]
+    if loose:
+        best = min(loose, key=lambda way: len(way.edges))
+        return (_Name(UNSEEN), *_joined(best)), ""
     if any(one.native for one in known):
         return (), _IN_CXX
     if any(one.unexplained or one.ways for one in known):
         return (), _IN_USE
     return (), _GARBAGE
+
+
+def _is_telling(way: Way) -> bool:
+    """Whether a way from an object that only C code refers to begins at a callback, a generator or
+    another object of the program's, and not at a value that a function works on."""
+    return len(way.edges) > 1 and way.nodes[0].type not in _PLAIN
 
 
 def holders_by_line(

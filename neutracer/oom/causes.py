@@ -8,13 +8,14 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
-from math import isqrt
+from itertools import combinations, pairwise, takewhile, zip_longest
+from math import isqrt, prod
 from typing import Any
 
-from neutracer.heap.owners import SLICES
+from neutracer.heap.owners import SLICES, UNSEEN
 from neutracer.oom.bill import Bill
 from neutracer.oom.case import KINDS, Case, Cause, Remedy, Verdict, free_bytes, least_worth
+from neutracer.oom.facts import UNIT
 from neutracer.oom.steps import FEWEST, Grower, Growth, saw_tooth
 from neutracer.oom.trials import PARTS, Trial, Trials
 from neutracer.render.document import Copyable, Note, Place
@@ -396,8 +397,9 @@ def _pool_advice(groups: list[dict[str, Any]], kept_back: bool) -> tuple[Note, .
     if kept_back or any(tuple(group["pool"]) != (0, 0) for group in groups):
         advice.append(
             Note(
-                "drop finished graphs and MemPools, or let graphs share one pool: "
-                "torch.cuda.graph(graph, pool=other.pool())"
+                "let graphs share one pool (handle = torch.cuda.graph_pool_handle(), then "
+                "torch.cuda.graph(graph, pool=handle)), capture fewer shapes by padding inputs, or "
+                "drop finished graphs and MemPools"
             )
         )
     if any(tuple(group["pool"]) == (0, 0) for group in groups):
@@ -443,6 +445,7 @@ def unreasonable_request(case: Case) -> Verdict | None:
             Note("The file does not say how large the device is; give capacity= (--capacity).")
         )
     advice = (
+        *_broadcast(case),
         Note("check the shapes on that line: an outer product, all pairs, a mask, a wrong axis"),
     )
     message = f"one request of {format_bytes(size)}, more than the {format_bytes(ceiling)} {has}"
@@ -658,7 +661,7 @@ def young_pile(case: Case, bill: Bill) -> Verdict | None:
     evidence += _held_by(case, lines[0].place or UNKNOWN_PLACE)
     graph = sum(one.piled_up for one in lines if one.category == "activation")
     first = lines[0].place or UNKNOWN_PLACE
-    advice = (_let_go(case, first, 2 * graph > nbytes),)
+    advice = (_let_go(case, first, 2 * graph > nbytes, case.holder_of(first)),)
     message = f"leak: {format_bytes(nbytes)} piled up over {unit}"
     remedy = Remedy("release", place=lines[0].place)
     frees = frozenset(at[row] for row in kept)
@@ -726,7 +729,7 @@ def cache_growth(case: Case) -> Verdict | None:
     grower = growth.growers[0]
     first = grower.place
     is_copied = any(frame.name == "deepcopy" for frame in grower.stack)
-    notes = (*_by_holder(case, first), *((Note(_ON_COPIES),) if is_copied else ()))
+    notes = (*_by_holder(case.holder_of(first)), *((Note(_ON_COPIES),) if is_copied else ()))
     what = f"what each {growth.rounds.unit} makes anew" if notes else "a cache that"
     message = (
         f"{what} grows: {format_bytes(growth.bytes)} after {_over(growth)}, "
@@ -804,6 +807,28 @@ def made_again(case: Case) -> Verdict | None:
     return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
 
 
+def kept_by_one(case: Case) -> Verdict | None:
+    """Most of what is in use, made block by block by one line, where its holder tells what keeps
+    it: a queue that nothing bounds, a cache."""
+    timeline, most = case.timeline, case.holdings[0] if case.holdings else None
+    chain = "" if most is None else case.holder_of(most.place)
+    advice = _by_holder(chain)
+    if timeline is None or most is None or not advice or most.count < FEWEST:
+        return None
+    if 2 * most.bytes < case.room.allocated:
+        return None
+    at, stacks = (timeline.allocations.codes(name) for name in ("address", "stack"))
+    frees = frozenset(
+        at[row]
+        for row in case.live_rows
+        if stacks[row] != NONE and timeline.places[stacks[row]] == most.place
+    )
+    what = f"{format_bytes(most.bytes)} in {format_count(most.count, 'block')}"
+    message, evidence = f"leak: {what} piled up in {chain}", (Note("made by", most.place),)
+    remedy = Remedy("release", place=most.place)
+    return _kept("leak", case, frees, most.bytes, evidence, advice, message, remedy)
+
+
 def kept_exceptions(case: Case, bill: Bill) -> Verdict | None:
     """Exceptions that the program keeps, and with them the frames that they came through: what
     keeps some leads to most of what is in use."""
@@ -820,8 +845,7 @@ def kept_exceptions(case: Case, bill: Bill) -> Verdict | None:
     size = format_bytes(nbytes)
     evidence = [Note(f"up to {format_bytes(one.bytes)} by", one.place) for one in held[:_TOLD]]
     advice = (
-        Note(_ON_EXCEPTIONS),
-        Note(f"they are held by {keepers[0]}"),
+        Note(f"{_ON_EXCEPTIONS}; held by {keepers[0]}"),
         Note("or clear their frames: traceback.clear_frames(error.__traceback__)"),
     )
     message = f"leak: exceptions that are kept hold up to {size}, by the frames of their tracebacks"
@@ -905,11 +929,10 @@ def _held_by(case: Case, place: Place) -> tuple[Note, ...]:
     return (Note(f"held by {chain}"),) if chain else ()
 
 
-def _let_go(case: Case, place: Place, of_modules: bool) -> Note:
+def _let_go(case: Case, place: Place, of_modules: bool, chain: str) -> Note:
     """What to do with what is kept: by its holder, which is where to edit, where it is known; else
     by the line that makes it. Activations of a program that trains hang on a graph."""
     text = "drop what is no longer needed, move it to the CPU, or keep numbers (loss.item())"
-    chain = case.holder_of(place)
     trains = case.timeline is not None and bool(case.timeline.passes.backward)
     has_graph = of_modules and (trains or case.phase.name == "forward")
     if "autograd graph" in chain or (not chain and has_graph):
@@ -925,22 +948,55 @@ def _let_go(case: Case, place: Place, of_modules: bool) -> Note:
     return Note(f"{text} in {chain}") if chain else Note(f"{text}:", place)
 
 
-# What a chain of holders says where an exception keeps the frames that it came through, hooks keep
-# what they close over, or gradients have a graph.
+# What a chain of holders says where an exception keeps the frames that it came through.
 _OF_AN_EXCEPTION = ("traceback", "__context__", "__cause__")
-_OF_HOOKS = ("._forward_hooks", "._forward_pre_hooks", "._backward_hooks")
-_OF_GRADIENTS = ".grad → autograd graph"
 _OF_AN_OPTIMIZER = ".param_groups"
-
-_OF_SLICES = (
-    "clone() what is kept, where it is put there: a slice keeps the whole tensor that it is of"
-)
 
 _ON_EXCEPTIONS = "keep str(error), not the exception: its traceback keeps frames and their tensors"
 
-_ON_HOOKS = (
-    "remove each hook when it has done its work: keep the handle that register_forward_hook() "
-    "returns, and call its remove(); or keep less in it"
+_ON_GRADIENTS = (
+    "use torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True), or "
+    "set every parameter's .grad to None after it (model.zero_grad())"
+)
+
+# A part of a chain of holders that tells what to edit, and the edit; the first that matches.
+_HOLDERS = (
+    (re.compile("|".join(_OF_AN_EXCEPTION)), _ON_EXCEPTIONS),
+    (re.compile(r"\.grad → autograd graph"), _ON_GRADIENTS),
+    (
+        re.compile(rf"\({SLICES} of"),
+        "clone() what is kept, where it is put there: a slice keeps the whole tensor that it is of",
+    ),
+    (
+        re.compile(r"\._(forward|forward_pre|backward)_hooks"),
+        "remove each hook when it has done its work: keep the handle that register_forward_hook() "
+        "returns, and call its remove(); or keep less in it",
+    ),
+    (
+        re.compile(r"\._?queue(\[|$)"),
+        "bound the queue, as by queue.Queue(maxsize=4): what fills it runs ahead of what empties "
+        "it",
+    ),
+    (
+        re.compile(r"\._result\b"),
+        "submit a few calls at a time, or leave results on the CPU until they are used: finished "
+        "futures keep theirs (Executor.map() submits all at once)",
+    ),
+    (
+        re.compile(r"\(lru_cache\)"),
+        "bound the cache, as by functools.lru_cache(maxsize=4), or do without it: it keeps one "
+        "result for each different argument",
+    ),
+    (
+        re.compile(rf"^{UNSEEN} → method "),
+        "unregister the callback when it has done its work (atexit.unregister(), say), or let its "
+        "object drop its tensors: what it is registered with keeps the object",
+    ),
+    (
+        re.compile(r"\.state → key"),
+        "take what was replaced out of the optimizer (its param_groups and its state), or make a "
+        "new optimizer: it keeps every parameter that it was given, with gradient and state",
+    ),
 )
 
 _ON_COPIES = (
@@ -948,40 +1004,64 @@ _ON_COPIES = (
     "attribute, a hook, a cache) too: drop or bound that before it is copied"
 )
 
-_ON_GRADIENTS = (
-    "use torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True), or "
-    "set every parameter's .grad to None after it (model.zero_grad())"
-)
-
 
 def _release(case: Case, place: Place, of_modules: bool) -> tuple[tuple[Note, ...], Remedy]:
     """How to let go of what a line makes, by what holds it."""
     remedy = Remedy("release", place=place)
-    return _by_holder(case, place) or (_let_go(case, place, of_modules),), remedy
+    chain = case.holder_of(place)
+    return _by_holder(chain) or (_let_go(case, place, of_modules, chain),), remedy
 
 
-def _by_holder(case: Case, place: Place) -> tuple[Note, ...]:
+def _by_holder(held: str) -> tuple[Note, ...]:
     """What to do where the holder alone tells it."""
-    held = case.holder_of(place)
-    if _keeps_exceptions(held):
-        text = _ON_EXCEPTIONS
-    elif _OF_GRADIENTS in held:
-        text = _ON_GRADIENTS
-    elif f"({SLICES} of" in held:
-        text = _OF_SLICES
-    elif any(word in held for word in _OF_HOOKS):
-        text = _ON_HOOKS
-    else:
-        return ()
-    return Note(text), Note(f"it is held by {held}")
+    text = next((edit for pattern, edit in _HOLDERS if pattern.search(held)), "")
+    return (Note(f"{text}; held by {held}"),) if text else ()
+
+
+_ON_WORKSPACES = (
+    "make one stream for each thread, once, and keep it: cuBLAS keeps a workspace (up to 32 MiB) "
+    "for each thread and stream that it ran on; CUBLAS_WORKSPACE_CONFIG=:16:8 makes them small"
+)
+
+
+def _are_workspaces(case: Case, place: Place) -> bool:
+    """Whether most bytes of a line are in workspaces of cuBLAS or cuDNN, in many of them."""
+    timeline = case.timeline
+    if timeline is None:
+        return False
+    stacks, sizes = map(timeline.allocations.codes, ("stack", "size"))
+    own = [
+        row
+        for row in case.live_rows
+        if stacks[row] != NONE and timeline.places[stacks[row]] == place
+    ]
+    spaces = [row for row in own if timeline.categories.rule(row)[0] == "workspace"]
+    held, whole = (sum(sizes[row] for row in rows) for rows in (spaces, own))
+    return len(spaces) >= FEWEST and 2 * held > whole
+
+
+_PARTS_OF_A_CHAIN = re.compile(r"(?= → |(?<! )\.|\[)")
+
+
+def _common(chains: Sequence[str]) -> str:
+    """The part in which several chains of holders begin alike, behind the frame; of chains that
+    begin otherwise the first."""
+    known = [_PARTS_OF_A_CHAIN.split(one) for one in chains if one]
+    alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*known, strict=False))
+    shared = "".join(parts[0] for parts in alike).removesuffix(" →")
+    return shared if " → " in shared else next(filter(None, chains), "")
 
 
 def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
-    notes = _by_holder(case, growth.growers[0].place)
-    held = case.holder_of(growth.growers[0].place)
+    large = [one for one in growth.growers if one.bytes >= _TOLD_SHARE * growth.bytes]
+    chains = [case.holder_of(one.place) for one in large]
+    notes = next(filter(None, map(_by_holder, chains)), ())
+    held = _common(chains)
     known = next(filter(None, (_signature(one.stack) for one in growth.growers)), "")
     if not notes and known:
-        notes = (Note(known), *((Note(f"it is held by {held}"),) if held else ()))
+        notes = (Note(f"{known}; held by {held}" if held else known),)
+    if _are_workspaces(case, growth.growers[0].place):
+        notes = (Note(_ON_WORKSPACES),)
     if notes:
         return notes, Remedy("release", place=growth.growers[0].place)
     if growth.create_graph is not None:
@@ -1018,7 +1098,7 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
             Note("neutracer.why_alive(parameter) and find_autograd_cycles() say what keeps them"),
         )
     else:
-        notes = (_let_go(case, first, 2 * of_modules > growth.bytes),)
+        notes = (_let_go(case, first, 2 * of_modules > growth.bytes, held),)
     return notes, Remedy("release", place=first, callers=grower.callers)
 
 
@@ -1180,8 +1260,13 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
         Note("Needed at the same point by those before it, and so scaled to its end."),
     ]
     advice: tuple[Note, ...] = (
+        *_broadcast(case),
         *_without_graph(case),
-        Note(f"bound the size of a {demand.unit}, its padding included: {share.text}", case.place),
+        Note(
+            f"bound what varies from {demand.unit} to {demand.unit} (tokens, nodes or pixels of a "
+            f"batch, padding included), not just the batch: {share.text}",
+            case.place,
+        ),
         Note("sort by length, cut what is longest, or split the batch (accumulate)"),
         *_other_ways(trials),
     )
@@ -1221,6 +1306,7 @@ class _New:
     bytes: int
     in_module: bool
     callers: tuple[Place, ...]
+    stack: tuple[Frame, ...]
 
 
 def new_holder(case: Case, trials: Trials) -> Verdict | None:
@@ -1237,7 +1323,10 @@ def new_holder(case: Case, trials: Trials) -> Verdict | None:
     advice: tuple[Note, ...]
     chain = case.holder_of(first.place)
     if chain:
-        advice = (_let_go(case, first.place, False), Note("or a smaller batch there"))
+        advice = (
+            *(_by_holder(chain) or (_let_go(case, first.place, False, chain),)),
+            Note("or a smaller batch there"),
+        )
         remedy = Remedy("release", place=first.place, callers=first.callers)
     elif first.in_module and case.phase.name != "inference":
         advice = (
@@ -1250,10 +1339,72 @@ def new_holder(case: Case, trials: Trials) -> Verdict | None:
     elif first.in_module:
         advice = (Note("a smaller batch there than in the steps before:", first.place),)
         remedy = Remedy("smaller_step", value=_Share.of(case, trials).value)
+    elif call := _new_call(case, [one for one in found if one.bytes >= _TOLD_SHARE * total]):
+        advice = (Note("call it on a part of its input at a time, or on a smaller batch:", call),)
+        remedy = Remedy("smaller_step", place=call)
     else:
         advice = (Note("make it on the CPU, or drop it before the next step:", first.place),)
         remedy = Remedy("release", place=first.place, callers=first.callers)
+    advice = (*_broadcast(case), *advice)
     return Verdict("capacity", total, evidence, advice, message, True, remedy)
+
+
+def _new_call(case: Case, holders: Sequence[_New]) -> Place | None:
+    """The line that is calling all that made them, and the request, and that no step before the
+    failing one ran."""
+    timeline, rounds = case.timeline, case.rounds
+    if timeline is None or rounds is None or not case.stack:
+        return None
+    stacks = [case.stack[::-1], *(one.stack[::-1] for one in holders)]
+    alike = takewhile(lambda frames: len(set(frames)) == 1, zip(*stacks, strict=False))
+    shared = [frames[0] for frames in alike]
+    own = [frame for frame in shared if is_own(frame)]
+    if len(shared) == min(map(len, stacks)):
+        # The line itself makes it, and calls nothing.
+        return None
+    rows = timeline.allocations
+    made, codes = rows.codes("alloc_event"), rows.codes("stack")
+    earlier = set(codes[: bisect_left(made, rounds.begins[-1])]) - {NONE}
+    if not own or any(own[-1] in case.snap.stacks[code] for code in earlier):
+        return None
+    return place_of((own[-1],))
+
+
+# A tensor in the words of the facts: its name, its shape and its dtype.
+_TENSOR = re.compile(r"(\w+): \(([\d, ]*)\) (\w+)")
+_WIDTHS = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
+
+# Two tensors that broadcast to so many times what the larger one has are seldom meant to.
+_BROADCAST = 16
+
+
+def _broadcast(case: Case) -> tuple[Note, ...]:
+    """Two tensors of the function that asked which make, broadcast, one of the request's size."""
+    found = [match.groups() for match in map(_TENSOR.fullmatch, case.facts.tensors) if match]
+    known = [
+        (name, tuple(map(int, shape.replace(",", " ").split())), _WIDTHS[dtype])
+        for name, shape, dtype in found
+        if dtype in _WIDTHS
+    ]
+    for (one, left, width), (other, right, width_too) in combinations(known, 2):
+        both = _broadcast_shape(left, right)
+        size = prod(both) * max(width, width_too)
+        if prod(both) < _BROADCAST * max(prod(left), prod(right), 1):
+            continue
+        if size <= case.failure.size < size + UNIT:
+            text = (
+                f"{one} {left} and {other} {right} broadcast to {both}: squeeze() or unsqueeze() "
+            )
+            return (Note(f"{text}one of them, if that is not meant"),)
+    return ()
+
+
+def _broadcast_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of two tensors together; () where they don't go together."""
+    pairs = [*zip_longest(left[::-1], right[::-1], fillvalue=1)]
+    if any(1 not in pair and pair[0] != pair[1] for pair in pairs):
+        return ()
+    return tuple(max(pair) for pair in reversed(pairs))
 
 
 def _new_holders(case: Case) -> list[_New]:
@@ -1275,7 +1426,7 @@ def _new_holders(case: Case) -> list[_New]:
         if stack not in seen and stack != NONE:
             frames = case.snap.stacks[stack]
             in_module = role_of(frames) is Role.MODULE
-            found.append(_New(place_of(frames), nbytes, in_module, callers_of(frames)))
+            found.append(_New(place_of(frames), nbytes, in_module, callers_of(frames), frames))
     return found
 
 
@@ -1434,6 +1585,12 @@ _SIGNATURES_OF_GROWTH = (
         "crop() the cache that is passed as past_key_values, or pass a copy, where the next prompt "
         "begins: the model extends it in place; in one prompt bound it (max_new_tokens, a window)",
     ),
+    (
+        "/transformers/trainer_pt_utils.py",
+        "concat",
+        "pass preprocess_logits_for_metrics= (an argmax, say) or eval_accumulation_steps=1 "
+        "to the Trainer: with compute_metrics= its evaluation keeps all outputs on the device",
+    ),
 )
 
 
@@ -1501,6 +1658,7 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
                  "had: give capacity= (--capacity), or see nvidia-smi.")
         )  # fmt: skip
     advice = [
+        *_broadcast(case),
         *_weights_again(case), *largest, *_without_graph(case), *_smaller(case, trials), *advice
     ]  # fmt: skip
     known_cure = _signature(case.stack) or _signature_of_most(case)
@@ -1712,12 +1870,19 @@ def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
     place = float(KINDS.index(verdict.kind))
     growth = case.growth
     grew = growth is not None and (growth.bytes, growth.addresses) == (verdict.bytes, verdict.frees)
-    if grew and not case.still_grows:
+    if grew and not case.still_grows and not _is_kept_beside(case):
         # What came after the loop failed, and not the loop.
         place = float(len(KINDS))
     elif verdict.frees:
         # What piles up does so again, under other settings and on a larger device.
         place -= len(KINDS)
+    if (
+        verdict.kind == "other_pool"
+        and verdict.bytes > (growth.bytes if growth else 0)
+        and len({tuple(group["pool"]) for group in case.room.others}) > FEWEST
+    ):
+        # A pool for each graph: no replay of a round makes the next ones.
+        return (0, -float(2 * len(KINDS)), 0.0)
     if verdict.finishes:
         return (0, place, 0.0)
     if verdict.kind == "capacity":
@@ -1728,6 +1893,15 @@ def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
         behind = verdict.kind == "fragmentation" and case.has_outgrown
         return (2, -0.25, 0.0) if behind else (1, place, 0.0)
     return (2, -float(verdict.headroom_steps or 0), -float(verdict.bytes))
+
+
+def _is_kept_beside(case: Case) -> bool:
+    """Whether most of what is in use piled up where its holder tells what keeps it: a thread may
+    fill a queue while another one fails."""
+    growth = case.growth
+    if growth is None or 2 * growth.bytes <= case.room.allocated:
+        return False
+    return any(_by_holder(case.holder_of(one.place)) for one in growth.growers)
 
 
 def _tried(trials: Trials, case: Case, verdict: Verdict) -> Verdict:
@@ -1808,7 +1982,7 @@ def verdicts_of(case: Case, bill: Bill, trials: Trials) -> tuple[Verdict, ...]:
     candidates.append(process_cap(case, trials))
     exceptions = kept_exceptions(case, bill) if case.growth is None else None
     if case.growth is None:
-        candidates += [made_again(case), young_pile(case, bill), exceptions]
+        candidates += [made_again(case), young_pile(case, bill), exceptions or kept_by_one(case)]
         # That it is in the way only a replay can say: blocks may well live for some steps.
         late = left_behind(case) if trials.works else None
         if late is not None and _tried(trials, case, late).finishes:

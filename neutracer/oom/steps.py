@@ -84,7 +84,9 @@ def rounds_before(timeline: Timeline, event: int) -> Rounds | None:
         return Rounds(tuple(begins), True)
     since = begins[-1] if begins else 0
     found = _rounds(timeline, since, event) or _rounds(timeline, 0, event)
-    return Rounds(found, False, bool(begins and timeline.passes.backward)) if found else None
+    if not found or _has_moved_on(timeline, found, event):
+        return None
+    return Rounds(found, False, bool(begins and timeline.passes.backward))
 
 
 def steps_before(timeline: Timeline, event: int) -> Rounds | None:
@@ -102,9 +104,26 @@ def _steps(timeline: Timeline, event: int) -> list[int]:
     repeats = steps.how == "repetition"
     if begins and repeats and timeline.passes.role[begins[0]] != Role.USER:
         return []
+    if repeats and len(begins) > 1 and _has_moved_on(timeline, begins, event):
+        return []
     if begins and steps.steps[len(begins) - 1].end <= event:
         begins.append(steps.steps[len(begins) - 1].end)
     return begins
+
+
+def _has_moved_on(timeline: Timeline, begins: Sequence[int], event: int) -> bool:
+    """Whether an event follows what repeated, and is no part of it: most of what is in use was made
+    since the last beginning, by stacks that ran in no round before."""
+    rows = timeline.allocations
+    made, freed, stacks, sizes = map(rows.codes, ("alloc_event", "free_event", "stack", "size"))
+    first, last, end = (bisect_left(made, at) for at in (begins[0], begins[-1], event))
+    known = set(stacks[first:last])
+    held = sum(
+        sizes[row]
+        for row in range(last, end)
+        if (freed[row] == -1 or freed[row] > event) and stacks[row] not in known
+    )
+    return 2 * held > timeline.allocated[event]
 
 
 def _after_training(timeline: Timeline, begins: Sequence[int], event: int) -> Rounds | None:
@@ -630,6 +649,9 @@ def _grower(
         if not is_highest or len(held) - begin < _FEWEST_SINCE:
             return None
         held = held[begin:]
+    if not rises(held):
+        # The first beginning may be inside a step, and what that step keeps goes with it.
+        held = held[1:]
     if not rises(held) or now < _STILL * held[-1]:
         return None
     stack = snap.stacks[code]

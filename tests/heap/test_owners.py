@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from neutracer.heap.owners import NO_OBJECT, holders_of
+from neutracer.heap.owners import NO_OBJECT, UNSEEN, holders_of
 
 torch = pytest.importorskip("torch")
 
@@ -175,6 +175,18 @@ PROGRAMS = {
         next(loader)
         """,
         "loader → batch",
+    ),
+    "a callback at exit": (
+        """
+        import atexit
+        class Trial:
+            def __init__(self):
+                self.data = zeros()
+                atexit.register(self.write)
+            def write(self): pass
+        Trial()
+        """,
+        f"{UNSEEN} → method write → self → .data",
     ),
     "two holders": (
         "one = [zeros() for _ in range(3)]; two = {'k': [zeros() for _ in range(2)]}",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from oom_snapshots import MIB, Recording, explained
+from oom_snapshots import MIB, Recording, explained, full
 
 import neutracer
 from neutracer.oom.case import ACTIONS, KINDS
@@ -252,10 +252,9 @@ def test_what_a_name_leads_to_is_no_garbage_though_its_line_makes_some(
 )
 def test_list_of_the_program_is_its_own_to_clear_whatever_is_in_it(chain: str, said: str) -> None:
     timeline = SimpleNamespace(passes=SimpleNamespace(backward=()))
-    phase = SimpleNamespace(name="inference")
-    case: Any = SimpleNamespace(holder_of=lambda place: chain, timeline=timeline, phase=phase)
+    case: Any = SimpleNamespace(timeline=timeline, phase=SimpleNamespace(name="inference"))
     place = Place("forward", "scale_kernel.py", 118, package="gpytorch")
-    assert said in _let_go(case, place, of_modules=False).text
+    assert said in _let_go(case, place, False, chain).text
 
 
 @pytest.mark.parametrize("size", [100, 300])
@@ -269,3 +268,67 @@ def test_holder_of_the_largest_line_is_named_once(size: int) -> None:
     (first,) = report.verdicts
     notes = [note.text for note in (*first.evidence, *first.advice)]
     assert sum(chain in note for note in notes) == 1
+
+
+def test_part_that_all_holders_share_is_what_to_drop() -> None:
+    recording = Recording()
+    scratch = recording.segment(10)
+    for number in range(20):
+        recording.metadata = f"step {number}"
+        block = recording.alloc(scratch, 10, "forward")
+        recording.own(2, "cache")
+        recording.own(2, "keep")
+        recording.free(block)
+    recording.metadata = "step 20"
+    recording.oom(10, device_free=0, stack="forward")
+    holder = "frame main (a.py:1) → all[…].result"
+    held = (("cache (work.py:44)", f'{holder}["scores"]'), ("keep (work.py:30)", f"{holder}.keys"))
+    (first, *_) = explained(recording, garbage_bytes=0, holders=held).verdicts
+    assert first.kind == "leak"
+    assert first.advice[0].text.endswith(f"in {holder}")
+
+
+def test_what_fills_a_queue_is_the_cause_though_another_line_fails() -> None:
+    recording = Recording()
+    for _ in range(20):
+        recording.own(4, "cache")
+    recording.own(10, "forward")
+    recording.oom(10, device_free=0, stack="program")
+    held = (("cache (work.py:44)", "frame main (a.py:1) → loader.ready.queue"),)
+    (first, *_) = explained(recording, garbage_bytes=0, holders=held).verdicts
+    assert first.kind == "leak"
+    assert "bound the queue" in first.advice[0].text
+
+
+def test_pools_that_come_with_each_graph_are_the_cause() -> None:
+    recording = Recording()
+    scratch = recording.segment(10)
+    for number in range(8):
+        recording.metadata = f"step {number}"
+        recording.free(recording.alloc(scratch, 10, "forward"))
+        recording.free(recording.own(20, "program", pool=(number + 1, 0)))
+        recording.own(2, "cache")
+    recording.metadata = "step 8"
+    recording.oom(20, device_free=0, stack="program")
+    kinds = [one.kind for one in explained(recording, garbage_bytes=0).verdicts]
+    assert kinds[0] == "other_pool"
+    assert "leak" in kinds
+
+
+@pytest.mark.parametrize(
+    ("tensors", "is_told"),
+    [
+        (("values: (4096, 1) float32", "returns: (4096,) float32"), True),
+        (("values: (4096,) float32", "returns: (4096,) float32"), False),
+        (("values: (4096, 3) float32", "returns: (4096,) float32"), False),
+        (("values: (4096, 1) float64", "returns: (4096,) float64"), False),
+    ],
+)
+def test_shapes_that_broadcast_to_the_request_are_told(
+    tensors: tuple[str, ...], is_told: bool
+) -> None:
+    recording = full(200)
+    recording.oom(64, device_free=0, stack="program")
+    (first, *_) = explained(recording, tensors=tensors).verdicts
+    told = "values (4096, 1) and returns (4096,) broadcast to (4096, 4096)"
+    assert first.advice[0].text.startswith(told) is is_told

@@ -15,9 +15,13 @@ typedef struct categories {
     const int32_t *forward;
     size_t forward_count;
     size_t first;   /* the first row that the trace itself allocates */
+    int32_t early;  /* the event before which lines of the program make what stays */
+    bool is_cut;    /* whether the trace ends inside its only backward pass */
     uint8_t *rules; /* by row; the caller's */
     nt_map built;   /* requested size -> blocks that modules made and keep */
     nt_map known;   /* requested sizes of blocks kept to the end */
+    nt_map passing; /* requested sizes that the forward pass of a cut pass made and
+                       keeps */
     nt_map seen;    /* requested size -> survivors of all passes */
     nt_map sizes;   /* requested sizes of gradients */
     nt_map largest; /* of the pass that leaves the most bytes: size -> gradients */
@@ -184,11 +188,24 @@ copies_after(const copies *k, int32_t made)
     return ended != 0 && made < k->ready[ended - 1] ? (uint32_t)ended : 0;
 }
 
-/* Whether no backward pass has begun at an event. */
+/* The event at which the first backward pass begins. Where the trace ends inside it,
+ * that of its forward pass: what is kept to the end may be an activation as well. */
+static int32_t
+categories_early(const categories *c)
+{
+    if (c->span_count == 0) {
+        return INT32_MAX;
+    }
+    const int32_t begin = c->spans[0].begin;
+    const bool forward = c->is_cut && c->forward_count != 0 && c->forward[0] < begin;
+    return forward ? c->forward[0] : begin;
+}
+
+/* Whether a line of the program that makes something at an event is early. */
 static bool
 copies_is_early(const categories *c, int32_t made)
 {
-    return c->span_count == 0 || made < c->spans[0].begin;
+    return made < c->early;
 }
 
 static bool
@@ -352,7 +369,11 @@ backward_known(categories *c)
         if (a->free_event[row] != NT_EVENT_NEVER) {
             continue;
         }
-        const bool before = row < c->first;
+        const bool early = copies_is_early(c, a->alloc_event[row]);
+        const bool before = row < c->first || (c->is_cut && early);
+        if (c->is_cut && !early && a->alloc_event[row] < c->spans[0].begin) {
+            NT_TRY(categories_count(c, &c->passing, a->requested_size[row]));
+        }
         const bool made = categories_role(c, row) == NT_ROLE_BUILD;
         if (made) {
             NT_TRY(categories_count(c, &c->built, a->requested_size[row]));
@@ -458,7 +479,8 @@ backward_is_gradient(const categories *c, size_t row)
 {
     const uint64_t size = c->a->requested_size[row];
     const int32_t freed = c->a->free_event[row];
-    return (freed >= 0 && c->role[freed] == NT_ROLE_ZERO_GRAD) || c->span_count == 1 ||
+    return (freed >= 0 && c->role[freed] == NT_ROLE_ZERO_GRAD) ||
+           (c->span_count == 1 && nt_map_find(&c->passing, size) == NT_NONE) ||
            nt_map_find(&c->known, size) != NT_NONE ||
            categories_counted(&c->seen, size) > 1;
 }
@@ -783,10 +805,14 @@ categories_open(categories *c, const nt_alloc *alloc, const nt_passes *passes,
     c->role = nt_passes_roles(passes);
     c->spans = nt_passes_backward(passes, &c->span_count);
     c->forward = nt_passes_forward(passes, &c->forward_count);
-    nt_map *const maps[] = {&c->built, &c->known, &c->seen, &c->sizes, &c->largest};
+    nt_map *const maps[] = {&c->built, &c->known, &c->passing,
+                            &c->seen,  &c->sizes, &c->largest};
     for (size_t i = 0; i < sizeof maps / sizeof *maps; i++) {
         nt_map_init(maps[i], *alloc);
     }
+    c->is_cut = c->span_count == 1 &&
+                (size_t)c->spans[0].end >= nt_timeline_event_count(c->timeline);
+    c->early = categories_early(c);
     while (c->first < c->a->count && c->a->alloc_event[c->first] < 0) {
         c->first++;
     }
@@ -808,7 +834,8 @@ nt_categories_decide(const nt_alloc *alloc, const nt_passes *passes, uint8_t *ru
         status = categories_copies(&c);
         categories_replaced(&c);
     }
-    nt_map *const maps[] = {&c.built, &c.known, &c.seen, &c.sizes, &c.largest};
+    nt_map *const maps[] = {&c.built, &c.known, &c.passing,
+                            &c.seen,  &c.sizes, &c.largest};
     for (size_t i = 0; i < sizeof maps / sizeof *maps; i++) {
         nt_map_clear(maps[i]);
     }
