@@ -142,11 +142,6 @@ def listen(listener: Listener) -> Callable[[], None]:
     return remove
 
 
-def is_attached() -> bool:
-    """True once the observer is attached to this process's torch."""
-    return _observer.attached_to is not None and _observer.attached_to is sys.modules.get("torch")
-
-
 def add_notes(source: Callable[[str], str | None]) -> Callable[[], None]:
     """Add a note to each new out-of-memory exception of PyTorch.
 
