@@ -23,8 +23,12 @@ from neutracer.arguments import reader_name
 from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.heap.cycles import TensorCycle
 from neutracer.heap.holders import HoldersReport, notebook_holders, release_holders
-from neutracer.heap.tensor_cycles import cycle_finding, find_tensor_cycles
-from neutracer.heap.watch import CycleWatch, warn_tensor_cycles
+from neutracer.heap.tensor_cycles import (
+    CycleWatch,
+    cycle_finding,
+    find_tensor_cycles,
+    warn_tensor_cycles,
+)
 from neutracer.hooks import shim as hooks
 from neutracer.hooks.live import take
 from neutracer.oom.explain import explain

@@ -366,8 +366,10 @@ def _with_names(ways: Sequence[Way], names: Sequence[tuple[str, ...]]) -> Iterat
 def _report(found: Found, names: Sequence[tuple[str, ...]], max_paths: int) -> AliveReport:
     plain = [way for way in found.ways if all(edge.kind != "globals" for edge in way.edges)]
     ways = tuple(_with_names(plain or found.ways, names))[:max_paths]
-    label = _target_text(found.target)
-    nbytes = found.target.bytes
+    target, nbytes = found.target, found.target.bytes
+    label = target.label
+    if target.tensor is not None:
+        label = tensor_text(replace(target.tensor, frames=())).rpartition(", ")[0]
     if found.loose:
         findings = _loose_findings(found, ways)
     else:
@@ -388,28 +390,18 @@ def _report(found: Found, names: Sequence[tuple[str, ...]], max_paths: int) -> A
     )
 
 
-def _target_text(node: Node) -> str:
-    return (
-        node.label
-        if node.tensor is None
-        else tensor_text(replace(node.tensor, frames=())).rpartition(", ")[0]
-    )
+def _held(
+    kind: str, nbytes: int, message: str, evidence: Note, advice: str | None = None
+) -> Finding:
+    notes = () if advice is None else (Note(advice),)
+    return Finding(kind, Severity.INFO, nbytes, message, (evidence,), notes)
 
 
 def _finding(way: Way, nbytes: int) -> Finding:
-    return Finding(
-        kind="held",
-        severity=Severity.INFO,
-        bytes=nbytes,
-        message=f"held by {way.nodes[0].label}",
-        evidence=(Note(way.chain, place=_place(way)),),
-        advice=(Note(_advice(way)),),
-    )
-
-
-def _place(way: Way) -> Any:
     place = way.nodes[0].place
-    return replace(place, function="") if place is not None and way.edges else None
+    place = replace(place, function="") if place is not None and way.edges else None
+    message = f"held by {way.nodes[0].label}"
+    return _held("held", nbytes, message, Note(way.chain, place=place), _advice(way))
 
 
 def _unheld(way: Way) -> str:
@@ -417,15 +409,15 @@ def _unheld(way: Way) -> str:
 
 
 def _loose_findings(found: Found, ways: Sequence[Way]) -> list[Finding]:
+    nbytes = found.target.bytes
     if ways:
         return [
-            Finding(
+            _held(
                 "held_by_native_code",
-                Severity.INFO,
-                found.target.bytes,
+                nbytes,
                 f"held through {way.nodes[0].label}; no module, thread or frame leads to it",
-                (Note(_unheld(way)),),
-                (Note("look for the extension, iterator or callback that received it"),),
+                Note(_unheld(way)),
+                "look for the extension, iterator or callback that received it",
             )
             for way in ways
         ]
@@ -433,48 +425,32 @@ def _loose_findings(found: Found, ways: Sequence[Way]) -> list[Finding]:
         return []
     if found.unexplained:
         count = format_count(found.unexplained, "reference")
-        return [
-            Finding(
-                "held_by_native_code",
-                Severity.INFO,
-                found.target.bytes,
-                f"held by {count} from C code or from a value in use",
-                (Note("No module, no thread and no running function leads to it."),),
-            )
-        ]
-    if found.referrers:
-        return [_garbage_finding(found)]
-    return []
-
-
-def _garbage_finding(found: Found) -> Finding:
-    return Finding(
-        "held_by_garbage",
-        Severity.INFO,
-        found.target.bytes,
-        "held only by garbage that waits for the collector",
-        (Note("Its referrers are in an unreachable cycle, or reachable only from one."),),
-        (
-            Note(
-                "neutracer.find_tensor_cycles() names the cycle; if it goes through the "
-                "autograd graph, find_autograd_cycles() reports whether it can ever be freed"
-            ),
-        ),
-    )
+        why = f"held by {count} from C code or from a value in use"
+        leads = Note("No module, no thread and no running function leads to it.")
+        return [_held("held_by_native_code", nbytes, why, leads)]
+    if not found.referrers:
+        return []
+    return [
+        _held(
+            "held_by_garbage",
+            nbytes,
+            "held only by garbage that waits for the collector",
+            Note("Its referrers are in an unreachable cycle, or reachable only from one."),
+            "neutracer.find_tensor_cycles() names the cycle; if it goes through the "
+            "autograd graph, find_autograd_cycles() reports whether it can ever be freed",
+        )
+    ]
 
 
 def _native_finding(found: Found) -> Finding:
     count = format_count(found.native, "reference")
-    return Finding(
+    return _held(
         "held_by_cxx",
-        Severity.INFO,
         found.target.bytes,
         f"held by {count} in C++ that Python's objects and autograd don't account for",
-        (
-            Note(
-                "Possible holders: a running backward pass, a DataLoader's or DDP's buffers, "
-                "an operator that keeps its arguments, a custom C++ function's saved values."
-            ),
+        Note(
+            "Possible holders: a running backward pass, a DataLoader's or DDP's buffers, "
+            "an operator that keeps its arguments, a custom C++ function's saved values."
         ),
     )
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from neutracer._native import core
 from neutracer.arguments import reader_name
+from neutracer.errors import UnavailableError
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Allocation, Edge, Node, TensorFacts, devices_sum, devices_text
 from neutracer.render.document import Place, clean
@@ -355,6 +358,15 @@ def least_bytes(min_bytes: int) -> int:
     if bound < 0:
         raise ValueError(f"min_bytes is {bound}: it must not be negative")
     return min(bound, (1 << 64) - 1)
+
+
+def prepare_heap() -> None:
+    """Learn torch's tensor layout and check this Python's heap layout."""
+    if sys.modules.get("torch") is None:
+        raise UnavailableError("torch in this process", "import torch first")
+    core.heap_prepare()
+    core.names_prepare()
+    core.tensor_prepare()
 
 
 # c10::DeviceType.

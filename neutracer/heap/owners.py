@@ -16,8 +16,8 @@ from neutracer._native import core
 from neutracer.errors import UnavailableError
 from neutracer.heap.alive import Found, Way, find_ways
 from neutracer.heap.autograd import read_autograd
+from neutracer.heap.cycles import prepare_heap
 from neutracer.heap.objects import Edge, Node
-from neutracer.heap.watch import prepare_heap
 from neutracer.render.document import Place
 from neutracer.trace.beside import library_folders
 from neutracer.trace.snapshot import Snapshot
@@ -58,20 +58,6 @@ class _Name:
     def is_step(self) -> bool:
         """Whether it is no part of an expression, but said behind an arrow."""
         return not self.index and self.text[:1] not in ".["
-
-
-def owner_path(ways: Sequence[Way]) -> str:
-    """The names by which several objects are held alike.
-
-    Example:
-        `history["z"]` for the items of that list, `failures → exception → traceback →
-        frame checked → batch` for what a variable of an exception's frame holds.
-    """
-    return _path_text([_joined(way) for way in ways])
-
-
-def _joined(way: Way) -> tuple[_Name, ...]:
-    return tuple(_names_of(way))
 
 
 def _names_of(way: Way) -> Iterator[_Name]:
@@ -422,7 +408,7 @@ def _of_block(tensors: Sequence[Found | None], nothing: str) -> tuple[tuple[_Nam
     ways = [way for one in tensors if one is not None and not one.loose for way in one.ways]
     if ways:
         best = min(ways, key=lambda way: (_is_passing(way), len(way.edges)))
-        return _joined(best), ""
+        return tuple(_names_of(best)), ""
     known = [one for one in tensors if one is not None]
     if not known:
         return (), nothing

@@ -16,7 +16,6 @@ import socketserver
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,13 +25,12 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 import neutracer.hooks.shim as hooks
 from neutracer._native import core
 from neutracer.arguments import number
-from neutracer.errors import HistoryWarning, NeutracerError, missing
-from neutracer.heap.cycles import device_filter
-from neutracer.heap.watch import prepare_heap
+from neutracer.errors import NeutracerError, missing
+from neutracer.heap.cycles import device_filter, prepare_heap
 from neutracer.hooks.live import take
 from neutracer.monitor.memory_monitor import MemoryMonitor
 from neutracer.pickling import StaysHere
-from neutracer.recording.recorder import dumped, torch_with_cuda
+from neutracer.recording.recorder import dumped
 from neutracer.recording.sidecar import rank_facts
 from neutracer.render.document import clean
 from neutracer.trace.events import device_name
@@ -98,12 +96,14 @@ class Probes:
             return  # The figure keeps its last value.
 
     def _look_at_layout(self) -> None:
-        snap = _layout()
+        snap = layout_now(_TAIL_EVENTS)
+        if snap is None:
+            return
         largest: dict[int, int] = {}
         holders: list[dict[str, Any]] = []
         for device in snap.devices:
             groups = core.Fragment(snap.native, None, device).groups()
-            number = -1 if _on_cpu() else device
+            number = -1 if snap.is_cpu else device
             largest[number] = max((group["largest_hole"] for group in groups), default=0)
             holders += _holders(snap, device, number)
         holders.sort(key=lambda holder: -int(holder["bytes"]))
@@ -131,22 +131,19 @@ class Probes:
         return list(self._holders)
 
 
-def _on_cpu() -> bool:
-    state = hooks.state()
-    return state is not None and state.backend == "cpu"
+def layout_now(events: int) -> Snapshot | None:
+    """The current layout, from attached hooks or else from PyTorch's dump; None before CUDA.
 
-
-def _layout() -> Snapshot:
-    """The current layout, from attached hooks or else from PyTorch's dump."""
+    Args:
+        events: The most events of the hooks, which have the stacks of live blocks.
+    """
     state = hooks.state()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HistoryWarning)
-        if state is not None and state.attached:
-            return take(state.backend, _TAIL_EVENTS)
-        torch = torch_with_cuda()
-        if not torch.cuda.is_initialized():
-            raise NeutracerError("CUDA is not in use yet")
-        return load(dumped(torch.cuda, traces=False))
+    if state is not None and state.attached:
+        return take(state.backend, events, quiet=True)
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_available() or not cuda.is_initialized():
+        return None
+    return load(dumped(cuda, traces=False), progress=False)
 
 
 def _holders(snap: Snapshot, device: int, number: int) -> list[dict[str, Any]]:
