@@ -369,6 +369,12 @@ def prepare_heap() -> None:
     core.tensor_prepare()
 
 
+def garbage_held(device_type: int, index: int) -> int:
+    """Tensor bytes that only a collection would free, on the devices of a `device_filter`."""
+    found = core.find_cycles(device_type, index, 0, 0, False)["garbage"]
+    return 0 if found is None else int(found["bytes"] + found["loose_bytes"])
+
+
 # c10::DeviceType.
 _DEVICE_TYPES = {
     "cpu": 0,

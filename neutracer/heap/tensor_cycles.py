@@ -26,6 +26,7 @@ from neutracer.heap.cycles import (
     cycle_from_core,
     cycles_graph,
     device_filter,
+    garbage_held,
     least_bytes,
     prepare_heap,
     tensor_text,
@@ -909,7 +910,7 @@ class PressureCollector(StaysHere, instead="it watches this process: send its .c
 
     def _collect_if_worth_it(self) -> None:
         begin = time.monotonic()
-        garbage = self._garbage()
+        garbage = garbage_held(*self._filter)
         walked = time.monotonic() - begin
         before = self._measure()
         short = before.share >= self._fraction and garbage >= max(self._min_garbage, 1)
@@ -921,16 +922,12 @@ class PressureCollector(StaysHere, instead="it watches this process: send its .c
             self._run_collector(before, garbage)
         self._next_walk = time.monotonic() + max(self._wait_s, walked / _MOST_SHARE)
 
-    def _garbage(self) -> int:
-        found = core.find_cycles(*self._filter, 0, 0, False)["garbage"]
-        return 0 if found is None else int(found["bytes"] + found["loose_bytes"])
-
     def _run_collector(self, before: _Use, garbage: int) -> None:
         begin = time.monotonic()
         gc.collect()
         # Of cycles that hold each other through autograd's nodes one collection frees the first.
         for _ in range(_MOST_LAYERS):
-            if self._garbage() < max(self._min_garbage, 1):
+            if garbage_held(*self._filter) < max(self._min_garbage, 1):
                 break
             gc.collect()
         done = PressureCollection(

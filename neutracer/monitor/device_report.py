@@ -63,7 +63,7 @@ RULES: tuple[tuple[str, str], ...] = (
     ("/libcuda.so", "the CUDA driver"),
 )
 
-_LOADED = re.compile(r"(/.*/libcupti\.so[.\d]*)$")
+_LOADED = re.compile(r"/.*/libcupti\.so[.\d]*")
 _MAJORS = ("13", "12")
 
 
@@ -98,20 +98,20 @@ def candidates() -> Iterator[tuple[str, bool]]:
         yield name, False
 
 
-def package() -> str:
-    """The PyPI package with CUPTI for this torch."""
-    return "nvidia-cuda-cupti-cu12" if _cuda_major() == "12" else "nvidia-cuda-cupti"
-
-
 def _loaded() -> list[str]:
     """The CUPTI files loaded in this process, torch's first."""
+    found = [path for path in _mapped_files() if _LOADED.fullmatch(path)]
+    # Triton's copy is for its own profiler, which is rarely on.
+    return sorted(found, key=lambda path: "/triton/" in path)
+
+
+def _mapped_files() -> list[str]:
+    """The files that this process has mapped, shared objects among them."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    found = (match[1] for line in maps.splitlines() if (match := _LOADED.search(line)))
-    # Triton's copy is for its own profiler, which is rarely on.
-    return sorted(dict.fromkeys(found), key=lambda path: "/triton/" in path)
+    return list(dict.fromkeys(line[line.index("/") :] for line in maps.splitlines() if "/" in line))
 
 
 def _cuda_major() -> str | None:
@@ -260,22 +260,18 @@ def summed(plain: dict[str, Any], segments: Sequence[Segment]) -> tuple[LibraryU
     PyTorch's segments decide before CUPTI, which may name any library on a call's path.
     """
     holders = _Holders(segments)
-    totals: dict[tuple[int, str], list[int]] = {}
+    live = [(segment.device, PYTORCH, segment.size) for segment in holders.grown]
     for device, library, kind, address, nbytes in plain["live"]:
         if kind in _DEVICE_KINDS:
-            library = holders.owner(address, library)
+            live.append((device, holders.owner(address, library), nbytes))
         elif kind == _STATIC_KIND:
-            library = MODULE_DATA
-        else:
-            continue
+            live.append((device, MODULE_DATA, nbytes))
+    totals: dict[tuple[int, str], list[int]] = {}
+    for device, library, nbytes in live:
         if library != _GROWN:
             total = totals.setdefault((device, library), [0, 0])
             total[0] += nbytes
             total[1] += 1
-    for segment in holders.grown:
-        total = totals.setdefault((segment.device, PYTORCH), [0, 0])
-        total[0] += segment.size
-        total[1] += 1
     return _uses(plain, totals)
 
 
@@ -513,7 +509,8 @@ def _start() -> core.Attribution:
     opened = [error for error in failures if "cannot open shared" not in error.install]
     if opened:
         raise opened[0]
-    raise missing(package(), "CUPTI")
+    package = "nvidia-cuda-cupti-cu12" if _cuda_major() == "12" else "nvidia-cuda-cupti"
+    raise missing(package, "CUPTI")
 
 
 def _has_driver() -> bool:
@@ -588,18 +585,10 @@ def _others(
         for use in rows[:3]
     )
     count = format_count(len(rows), "other process", "other processes")
-    message = f"{count} {'holds' if len(rows) == 1 else 'hold'} {format_bytes(others)}"
+    held = f"{format_bytes(others)} of this device ({format_share(share)})"
+    message = f"{count} {'holds' if len(rows) == 1 else 'hold'} {held}"
     advice = () if share < _MODERATE else (Note("end those not needed, or use another device"),)
-    return (
-        Finding(
-            "other_processes",
-            _severity(share),
-            others,
-            f"{message} of this device ({format_share(share)})",
-            evidence,
-            advice,
-        ),
-    )
+    return (Finding("other_processes", _severity(share), others, message, evidence, advice),)
 
 
 def _outside(
@@ -638,12 +627,7 @@ def _allocations(use: LibraryUse) -> str:
 
 def _loaded_suspects() -> list[str]:
     """Loaded libraries that are known to allocate device memory themselves."""
-    try:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    paths = {line[line.index("/") :] for line in maps.splitlines() if "/" in line}
-    return sorted({library_of(path) for path in paths if ".so" in path} & _SUSPECTS)
+    return sorted({library_of(path) for path in _mapped_files() if ".so" in path} & _SUSPECTS)
 
 
 def _full(memory: DeviceMemory) -> tuple[Finding, ...]:

@@ -164,11 +164,7 @@ def visible_slots() -> dict[int, int]:
 
 
 def find_device(device: object = None) -> VisibleDevice:
-    """The visible device that `device` means.
-
-    Args:
-        device: Its number, "cuda", "cuda:1", a torch.device, or None for the only one.
-    """
+    """The visible device of a number, "cuda", "cuda:1", a torch.device; None is the only one."""
     shown = visible_devices()
     if not shown:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")

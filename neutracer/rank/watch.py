@@ -206,7 +206,7 @@ class Reading:
         figures = stats[device]
         self._probes.look(devices)
         name = device_name(device)
-        places = [one for one in self._probes.holders() if one["device"] == name]
+        places = [one for one in self._probes.holders if one["device"] == name]
         return {
             "device": name,
             "total_bytes": figures["limit_bytes"] or figures["total_bytes"] or None,
@@ -214,7 +214,7 @@ class Reading:
             "reserved_bytes": figures["reserved_bytes"],
             "peak_allocated_bytes": figures["peak_bytes"],
             "peak_reserved_bytes": figures["peak_reserved_bytes"],
-            "largest_hole_bytes": self._probes.largest_free(device),
+            "largest_hole_bytes": self._probes.largest_free.get(device),
             "other_bytes": figures["non_torch_bytes"] if figures["device_used_bytes"] else None,
             "libraries": _libraries(device),
             "places": tuple(
