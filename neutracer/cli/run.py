@@ -142,7 +142,7 @@ def _run(options: argparse.Namespace) -> int:
             stacks=options.stacks,
             context=options.context,
             recorder=options.recorder,
-            modules=options.modules,
+            modules=True if options.modules else None,
             pinned=options.pinned,
             uses=options.uses,
             every_s=None if options.every is None else options.every * 60,

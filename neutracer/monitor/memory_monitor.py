@@ -25,7 +25,7 @@ from neutracer.arguments import number, path_name, whole_number
 from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.pickling import StaysHere
 from neutracer.recording.recorder import HISTORY, snapshot
-from neutracer.recording.sidecar import file_stem, rank_facts, sidecar, sidecar_path, write_text
+from neutracer.recording.sidecar import facts_of, file_stem, rank_facts, save_with
 from neutracer.render.report import PlainRow
 from neutracer.trace.events import device_name
 from neutracer.trace.table import Column, Table
@@ -219,9 +219,7 @@ class AlertDesk:
         try:
             os.makedirs(self._directory, exist_ok=True)
             snap = snapshot()
-            snap.save(path)
-            facts = sidecar(snap.devices, recording=HISTORY.facts(), tensors=snap.beside.tensors)
-            write_text(sidecar_path(path), facts)
+            save_with(snap, path, facts_of(snap, HISTORY.facts()))
         except Exception as error:
             self.errors += 1
             with _logging:

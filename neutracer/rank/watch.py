@@ -41,13 +41,12 @@ from neutracer.recording.long_history import OutOfMemory, listen
 from neutracer.recording.program import OnDemand
 from neutracer.recording.recorder import is_for_cpu
 from neutracer.recording.sidecar import (
+    facts_of,
     file_stem,
     job_facts,
     rank_facts,
     running_program,
-    sidecar,
-    sidecar_path,
-    write_text,
+    save_with,
 )
 from neutracer.trace.events import device_name
 from neutracer.trace.stacks import Frame, Owner, origin_of, owner_path, place_of
@@ -440,11 +439,8 @@ class Publisher:
                 return
             os.makedirs(self._directory, exist_ok=True)
             path = os.path.join(self._directory, f"{file_stem('ranks')}-{reason}.pickle")
-            snap.save(path)
-            devices = () if snap.is_cpu else snap.devices
             asker = "another rank" if reason == "peer" else "SIGTERM"
-            facts = sidecar(devices, recording={"asked_by": asker})
-            write_text(sidecar_path(path), facts)
+            save_with(snap, path, facts_of(snap, {"asked_by": asker}))
             self.files.append(path)
         except (NeutracerError, OSError, RuntimeError) as error:
             _LOGGER.warning("failed to write this rank's layout: %s", error)

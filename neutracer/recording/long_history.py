@@ -33,12 +33,11 @@ from neutracer.recording.recorder import (
     wrapped_ring,
 )
 from neutracer.recording.sidecar import (
+    facts_of,
     file_stem,
     rank_facts,
     running_program,
-    sidecar,
-    sidecar_path,
-    write_text,
+    save_with,
 )
 from neutracer.recording.uses import UsesOfSteps
 from neutracer.trace.snapshot import Snapshot
@@ -278,12 +277,10 @@ def save_now(snap: Snapshot, directory: str) -> str:
     """
     os.makedirs(directory, exist_ok=True)
     path = os.path.join(directory, f"{file_stem('demand')}.pickle")
-    snap.save(path)
-    devices = () if snap.is_cpu else snap.devices
-    facts = sidecar(devices, recording=recording_facts(), tensors=snap.beside.tensors)
+    facts = facts_of(snap, recording_facts())
     if snap.beside.holders:
         facts["holders"] = {str(device): dict(one) for device, one in snap.beside.holders.items()}
-    write_text(sidecar_path(path), facts)
+    save_with(snap, path, facts)
     return path
 
 
@@ -472,8 +469,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
     def save(self, path: str | os.PathLike[str]) -> Snapshot:
         """Write the snapshot and its sidecar <path>.json; return the snapshot."""
         snap, facts = self.now()
-        snap.save(path)
-        write_text(sidecar_path(path), facts)
+        save_with(snap, path, facts)
         return snap
 
     def now(self) -> tuple[Snapshot, dict[str, Any]]:
@@ -500,13 +496,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             recording["wrapped"] = any(count >= recording["max_entries"] for count in pushed)
         if self._uses is not None:
             self._uses.note(snap)
-        facts = sidecar(
-            () if snap.is_cpu else snap.devices,
-            recording=recording,
-            program=self._program,
-            tensors=snap.beside.tensors,
-        )
-        return snap, facts
+        return snap, facts_of(snap, recording, program=self._program)
 
 
 os.register_at_fork(after_in_child=_on.clear)

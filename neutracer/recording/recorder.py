@@ -32,12 +32,11 @@ from neutracer.hooks.modules import Marks, check_model, check_modules, marks_by,
 from neutracer.monitor.phases import mark_dump
 from neutracer.pickling import StaysHere
 from neutracer.recording.sidecar import (
+    facts_of,
     filled_in,
     rank_facts,
     running_program,
-    sidecar,
-    sidecar_path,
-    write_text,
+    save_with,
 )
 from neutracer.recording.uses import ObservedUses
 from neutracer.trace.beside import TensorBlocks
@@ -671,10 +670,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
             OSError: It can't be written.
         """
         snap, facts = self._now()
-        snap.save(path)
-        if step is not None:
-            facts = {**facts, "step": step}
-        write_text(sidecar_path(path), facts)
+        save_with(snap, path, facts if step is None else {**facts, "step": step})
         return snap
 
     def __enter__(self) -> Recording:
@@ -794,14 +790,8 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
                 f"{length} wrapped and lost the oldest events; "
                 "raise record(max_entries=...) to keep more"
             )
-        facts = sidecar(
-            () if snap.is_cpu else snap.devices,
-            recording={**options, "wrapped": bool(wrapped), "uses": self._with_uses},
-            step=self.step,
-            program=self._program,
-            tensors=snap.beside.tensors,
-        )
-        return snap, facts
+        recording = {**options, "wrapped": bool(wrapped), "uses": self._with_uses}
+        return snap, facts_of(snap, recording, step=self.step, program=self._program)
 
     def _warn(self, text: str) -> None:
         if not self._has_warned and not self.quiet:

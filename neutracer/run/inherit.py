@@ -107,7 +107,7 @@ def _begin(word: str, folder: str) -> None:
     from neutracer.run.following import Following
 
     entries = 0 if word == "watch" else None
-    following = Following(folder, entries, "python", command=word)
+    following = Following(folder, entries, command=word)
     followed = _Followed(following)
     following.begin(watch=word in ("run", "watch"))
     atexit.register(followed.end)
