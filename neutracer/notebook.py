@@ -96,7 +96,9 @@ class CellRecording:
     def begin(self) -> None:
         """Start; raises UnavailableError if the allocator can't be recorded here."""
         if self.backend == "cuda":
-            self._fresh = HISTORY.in_force() is None and not _cuda_history_is_on()
+            torch = torch_with_cuda()
+            is_on = torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled()
+            self._fresh = HISTORY.in_force() is None and not is_on
             self._recording = record(self._most)
             self._recording.quiet = True  # The cell's report covers a wrapped ring.
             self._recording.start()
@@ -144,11 +146,6 @@ class CellRecording:
             return 0
         timeline = self.snapshot.timeline(device)
         return timeline.event_at(self._begun_us) + 1 if len(timeline) else 0
-
-
-def _cuda_history_is_on() -> bool:
-    torch = torch_with_cuda()
-    return bool(torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled())
 
 
 # ---- Cell report -------------------------------------------------------------------------
@@ -483,7 +480,7 @@ class Magics:
             self._last = report.snapshot
             if options.name is not None:
                 self._shell.user_ns[options.name] = report
-            self._show(report)
+            importlib.import_module("IPython.display").display(report)
 
     # For IPython: a semicolon at the end of the cell suppresses its value.
     record_cell._ipython_magic_output_can_be_silenced = True  # type: ignore[attr-defined]
@@ -546,9 +543,6 @@ class Magics:
                 return int(digits[1])
             frame = frame.f_back
         return int(self._shell.execution_count)
-
-    def _show(self, report: CellReport) -> None:
-        importlib.import_module("IPython.display").display(report)
 
 
 def _imports(module: ast.Module) -> ast.Module:

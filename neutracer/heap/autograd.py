@@ -149,12 +149,11 @@ class _Reader:
         if at is None:
             at = self._index[id(target)] = len(self.objects)
             self.objects.append(target)
-            self.kinds.append(self._kind(target) if kind is None else kind)
+            if kind is None:
+                kind = _TENSOR if self._tensor_base in _MRO(type(target)) else _OTHER
+            self.kinds.append(kind)
             self._nodes_left -= kind == _NODE
         self.links.extend((source, at, self.names.setdefault(name, len(self.names))))
-
-    def _kind(self, value: object) -> int:
-        return _TENSOR if self._tensor_base in _MRO(type(value)) else _OTHER
 
     def _tensor(self, at: int, tensor: Any) -> None:
         for name, read in self._plain:

@@ -94,15 +94,6 @@ def _advice_on(label: str, cuts: Sequence[Cut], is_proved: bool) -> str:
     return steps
 
 
-def _is_mro(nodes: Sequence[Node], edge: Edge) -> bool:
-    return nodes[edge.source].kind == "type" and edge.name == "__mro__"
-
-
-def _is_bound(nodes: Sequence[Node], way: Sequence[Edge], edge: Edge) -> bool:
-    before = way[way.index(edge) - 1]
-    return nodes[before.source].type == "functools.partial"
-
-
 def _hides_its_use(target: Node) -> bool:
     """True if a weak reference can't help: the type allows none, or it would die at once."""
     return target.is_strong or target.type == "functools.partial"
@@ -118,7 +109,7 @@ def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
             "call cache_clear() when finished, or cache by a key that is not the object: "
             f"the cache refers to it by {text}"
         )
-    if _is_mro(nodes, edge):
+    if source.kind == "type" and edge.name == "__mro__":
         return (
             f"define {source.label} once, at the top of a module: a class refers to itself, so "
             "the objects that it keeps wait for the collector"
@@ -147,7 +138,7 @@ def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
         return special(nodes, way, at)
     if source.kind == "frame":
         return f"close {source.label} when it is no longer needed, or `del {edge.name}` in it"
-    if edge.kind == "item" and _is_bound(nodes, way, edge):
+    if edge.kind == "item" and nodes[way[at - 1].source].type == "functools.partial":
         if _hides_its_use(target):
             return f"pass {_noun(target)} when the partial is called: it is bound in it"
         return f"bind a weakref.ref to {_noun(target)} in the partial, or pass it when it is called"

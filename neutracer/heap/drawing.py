@@ -227,7 +227,10 @@ def _grouped(colours: list[int], fixed: dict[int, Hashable]) -> list[Hashable]:
 
 def _colours(graph: GraphData, fixed: dict[int, Hashable]) -> list[int]:
     """Equal numbers for nodes whose surroundings look alike, to a distance of `_ROUNDS`."""
-    colours = _numbered(fixed.get(node.id) or _looks(node) for node in graph.nodes)
+    colours = _numbered(
+        fixed.get(node.id) or (node.type, node.label, node.kind, node.place, _facts(node.tensor))
+        for node in graph.nodes
+    )
     for _ in range(_ROUNDS):
         around: list[set[Hashable]] = [set() for _ in colours]
         for edge in graph.edges:
@@ -258,10 +261,6 @@ def _rough_colours(
 def _numbered(keys: Iterable[Hashable]) -> list[int]:
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]
-
-
-def _looks(node: Node) -> Hashable:
-    return (node.type, node.label, node.kind, node.place, _facts(node.tensor))
 
 
 def _cut_far(
@@ -870,17 +869,15 @@ def lay_out(scene: Scene, box_words: tuple[str, ...]) -> str:
     ranks = _ranks(scene)
     ways, columns = _columns(scene, ranks)
     spots = _spots(scene, columns)
-    arrows = [_arrow(arrow, i, [spots[at] for at in ways[i]]) for i, arrow in _last_red(scene)]
+    # Red ones last: they are on top.
+    drawn = sorted(enumerate(scene.arrows), key=lambda entry: entry[1].role != "plain")
+    arrows = [_arrow(arrow, i, [spots[at] for at in ways[i]]) for i, arrow in drawn]
     boxes = [_placed_box(box, i, spots[i], box_words[i]) for i, box in enumerate(scene.boxes)]
     width = max((spot.right for spot in spots.values()), default=0.0)
     height = max((spot.y + spot.height for spot in spots.values()), default=0.0)
     # Leave room for a loop and its name at the right.
     shown = (-_MARGIN, -_MARGIN, width + 6 * _MARGIN, height + 2 * _MARGIN)
     return picture("".join(boxes + arrows), shown, " ".join(scene.title) or "Object graph")
-
-
-def _last_red(scene: Scene) -> list[tuple[int, Arrow]]:
-    return sorted(enumerate(scene.arrows), key=lambda entry: entry[1].role != "plain")
 
 
 def _ranks(scene: Scene) -> list[int]:

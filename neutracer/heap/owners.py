@@ -92,7 +92,8 @@ def _step(way: Way, edges: Sequence[Edge], at: int) -> tuple[int, tuple[_Name, .
     if source.type.endswith(_LRU_CACHE):
         return 1 + (following is not None and following.kind == "value"), (_Name("(lru_cache)"),)
     if edge.kind == "attribute" and edge.name in _OF_MODULES and following is not None:
-        return 2, (_module_part(following.name.strip("'")),)
+        name = following.name.strip("'")
+        return 2, (_Name(f"[{name}]" if name.isdecimal() else f".{name}"),)
     if _is_of_graph(edge):
         inside = 1
         while at + inside < len(edges) and _is_of_graph(edges[at + inside]):
@@ -107,10 +108,6 @@ _OF_TENSORS = ("._base", ".grad", "._backward_hooks", "._post_accumulate_grad_ho
 
 def _is_of_graph(edge: Edge) -> bool:
     return edge.name == "grad_fn" or (edge.kind == "autograd" and edge.name not in _OF_TENSORS)
-
-
-def _module_part(name: str) -> _Name:
-    return _Name(f"[{name}]" if name.isdecimal() else f".{name}")
 
 
 def _edge_names(edge: Edge, source: Node, target: Node) -> Iterator[_Name]:

@@ -568,7 +568,10 @@ class CycleWatch(StaysHere, instead="it watches this process: send its .cycles")
         try:
             # Only the parent writes pages; DataLoader workers would overwrite them.
             if self._html_dir is not None and self._process == os.getpid():
-                cycle.graph.to_html(os.path.join(self._html_dir, _page_name(signature)))
+                rank = rank_facts()["rank"]
+                whose = "" if rank is None else f"-rank{rank}"
+                page = os.path.join(self._html_dir, f"cycle-{signature}{whose}.html")
+                cycle.graph.to_html(page)
         finally:
             self._hand_on(cycle, text, warned=False)
 
@@ -579,11 +582,6 @@ class CycleWatch(StaysHere, instead="it watches this process: send its .cycles")
         finally:
             if not warned:
                 _warn(text, cycle)
-
-
-def _page_name(signature: str) -> str:
-    rank = rank_facts()["rank"]
-    return f"cycle-{signature}.html" if rank is None else f"cycle-{signature}-rank{rank}.html"
 
 
 def _warning_text(cycle: TensorCycle, total: TensorCycle) -> str:

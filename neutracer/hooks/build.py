@@ -46,7 +46,10 @@ def difference(module: Any) -> str:
     """How this torch differs from the hooks' expectations, as a clause, or ""."""
     if module.backend != "cpu":
         return ""
-    return _profiler_difference() or _allocator_difference(module)
+    found = _profiler_difference()
+    if not found and (text := module.differs()):
+        found = f"its CPU allocator is another one: {text}"
+    return found
 
 
 def _profiler_difference() -> str:
@@ -59,11 +62,6 @@ def _profiler_difference() -> str:
     if not lacking:
         return ""
     return f"PyTorch's profiler does without torch.autograd.profiler.{lacking[0]}"
-
-
-def _allocator_difference(module: Any) -> str:
-    text: str = module.differs()
-    return f"its CPU allocator is another one: {text}" if text else ""
 
 
 # ---- Folder ------------------------------------------------------------------------------

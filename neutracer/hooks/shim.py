@@ -20,7 +20,6 @@ from neutracer.hooks.build import (
     FALLBACK,
     PREBUILT,
     PROFILER_FUNCTIONS,
-    Target,
     build,
     difference,
     find,
@@ -65,7 +64,9 @@ def load(*, compile: bool = True) -> Any:
         if path is None and not compile:
             raise UnavailableError("a compiled module of hooks", "run 'neutracer setup hooks'")
         try:
-            path = path or _built(goal)
+            if path is None:
+                print(_COMPILING.format(goal.torch.version), file=sys.stderr, flush=True)
+                path = build(goal)
             module = _connected(path)
         except UnavailableError as error:
             # Don't retry at every call.
@@ -82,11 +83,6 @@ def _loads(path: Path) -> bool:
     except ImportError:
         return False
     return True
-
-
-def _built(goal: Target) -> Path:
-    print(_COMPILING.format(goal.torch.version), file=sys.stderr, flush=True)
-    return build(goal)
 
 
 def _connected(path: Path) -> ModuleType:
@@ -295,17 +291,13 @@ def _begin(events: int) -> None:
     _refuse_without_device()
     module = load()
     watch_thread()
-    _note_calls(module)
+    if module.backend == "cuda":
+        # Before events are pushed: calls of empty_cache() are noted too.
+        CACHE_CALLS.begin(sys.modules["torch"], _wanted)
     try:
         _record(module, events)
     finally:
         _note_no_calls(module)
-
-
-def _note_calls(module: Any) -> None:
-    """Note the calls of empty_cache() too; before events are pushed."""
-    if module.backend == "cuda":
-        CACHE_CALLS.begin(sys.modules["torch"], _wanted)
 
 
 def _note_no_calls(module: Any) -> None:

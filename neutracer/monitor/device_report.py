@@ -601,33 +601,25 @@ def _outside(
     if outside is None or outside <= 0:
         return ()
     foreign = [use for use in uses if use.library != PYTORCH and use.bytes]
-    evidence = [
-        Note(f"{format_bytes(use.bytes)} is {use.library}'s", detail=_allocations(use))
-        for use in foreign[:4]
-    ]
+    evidence = []
+    for use in foreign[:4]:
+        made = f"{format_count(use.count, 'allocation')}, peak {format_bytes(use.peak_bytes)}"
+        evidence.append(Note(f"{format_bytes(use.bytes)} is {use.library}'s", detail=made))
     rest = outside - sum(use.bytes for use in foreign)
     if foreign and rest > 0:
         evidence.append(Note(f"{format_bytes(rest)} is CUDA's context and unattributed memory"))
     advice: tuple[Note, ...] = ()
     if not uses:
-        loaded = _loaded_suspects()
+        libraries = {library_of(path) for path in _mapped_files() if ".so" in path}
+        loaded = ", ".join(sorted(libraries & _SUSPECTS))
         if loaded:
-            evidence.append(Note(f"Besides CUDA's context, loaded here: {', '.join(loaded)}"))
+            evidence.append(Note(f"Besides CUDA's context, loaded here: {loaded}"))
         advice = (Note("start neutracer.attribute_device_memory() first to name the libraries"),)
     where = "this process's bytes" if own is not None else "the device's used bytes"
     message = f"{format_bytes(outside)} of {where} are not PyTorch's"
     above = max(0, outside - _USUAL_OVERHEAD)
     severity = _severity(above / memory.total_bytes) if above else Severity.INFO
     return (Finding("non_torch", severity, outside, message, tuple(evidence), advice),)
-
-
-def _allocations(use: LibraryUse) -> str:
-    return f"{format_count(use.count, 'allocation')}, peak {format_bytes(use.peak_bytes)}"
-
-
-def _loaded_suspects() -> list[str]:
-    """Loaded libraries that are known to allocate device memory themselves."""
-    return sorted({library_of(path) for path in _mapped_files() if ".so" in path} & _SUSPECTS)
 
 
 def _full(memory: DeviceMemory) -> tuple[Finding, ...]:

@@ -89,9 +89,11 @@ class Alert(PlainRow):
         name, held = device_name(self.device), format_bytes(self.allocated_bytes)
         if self.kind == "threshold":
             used, limit = format_share(self.value), format_share(self.limit)
-            if self._is_capped():
+            cap = self.cap_bytes
+            # Of the process's limit, not of the device.
+            if cap and math.isclose(self.value, self.allocated_bytes / cap):
                 return (
-                    f"{name}: {used} of the {format_bytes(self.cap_bytes)} that this process may "
+                    f"{name}: {used} of the {format_bytes(cap)} that this process may "
                     f"have is allocated ({held}); the limit is {limit}"
                 )
             return (
@@ -122,12 +124,6 @@ class Alert(PlainRow):
             return ""
         left_us = max(free / self.value, 1.0) * 1e6
         return f"; at this pace {what} in {format_duration_us(left_us)}"
-
-    def _is_capped(self) -> bool:
-        """Whether the value refers to the process's limit, not the device."""
-        return bool(self.cap_bytes) and math.isclose(
-            self.value, self.allocated_bytes / self.cap_bytes
-        )
 
     def __str__(self) -> str:
         return self.message

@@ -294,7 +294,9 @@ def _one_per_rank(
 def _best(same: Sequence[RankDigest]) -> RankDigest:
     """The digest with the highest peak (then the latest), plus the first out-of-memory error of
     any and the reason of the last."""
-    best = max(same, key=_weight)
+    best = max(
+        same, key=lambda one: (not one.trouble, one.peak_allocated_bytes, one.written_s or 0.0)
+    )
     failed = [one for one in same if one.first_oom_us is not None]
     if failed and best.first_oom_us is None:
         first = min(failed, key=lambda one: one.first_oom_us or 0)
@@ -304,10 +306,6 @@ def _best(same: Sequence[RankDigest]) -> RankDigest:
     last = max(same, key=lambda one: one.written_s or 0.0)
     sized = next((one.total_bytes for one in same if one.total_bytes is not None), None)
     return replace(best, reason=last.reason or best.reason, total_bytes=best.total_bytes or sized)
-
-
-def _weight(one: RankDigest) -> tuple[bool, int, float]:
-    return not one.trouble, one.peak_allocated_bytes, one.written_s or 0.0
 
 
 # ---- Clocks ------------------------------------------------------------------------------

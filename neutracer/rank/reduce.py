@@ -268,11 +268,15 @@ def reduced(snap: Snapshot, path: str, about: dict[str, Any]) -> RankDigest:
             trouble = f"nothing of it is left: {snap.partial}"
         return RankDigest(source=path, trouble=trouble, **known)
     # A device that ran out of memory, or else the one with the highest peak.
-    ranked = {one: _weight(snap.timeline(one)) for one in snap.devices}
+    timelines = {one: snap.timeline(one) for one in snap.devices}
+    ranked = {
+        one: (bool(timeline.facts["oom_count"]), timeline.peak().bytes)
+        for one, timeline in timelines.items()
+    }
     device = max(ranked, key=lambda one: (ranked[one], -one))
     by_device = about.get("devices")
     facts = by_device.get(str(device)) if isinstance(by_device, dict) else None
-    timeline = snap.timeline(device)
+    timeline = timelines[device]
     notes = [f"only a part was read: {snap.partial}"] if snap.partial else []
     notes += [flaw.message for flaw in snap.flaws]
     notes += snap.beside.damage
@@ -297,10 +301,6 @@ def reduced(snap: Snapshot, path: str, about: dict[str, Any]) -> RankDigest:
         history_complete=snap.history_complete(device),
         end_known=end_is_known(snap, device),
     )
-
-
-def _weight(timeline: Timeline) -> tuple[bool, int]:
-    return bool(timeline.facts["oom_count"]), timeline.peak().bytes
 
 
 def _limit(facts: dict[str, Any]) -> dict[str, Any]:

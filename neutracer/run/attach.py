@@ -197,7 +197,10 @@ def ask(pid: int, request: Mapping[str, Any], *, wait_s: float, work_s: float) -
                 f"run 'neutracer attach {inner_number(pid)}' there"
             )
         script = _write_script(folder, request)
-        _send(pid, script)
+        try:
+            sys.remote_exec(pid, script)  # type: ignore[attr-defined,unused-ignore]
+        except Exception as error:
+            raise NeutracerError(_reason(pid, error)) from None
         _wait_until_taken(pid, folder, wait_s)
         return _answer(pid, folder, work_s)
     finally:
@@ -254,14 +257,6 @@ def _write_script(folder: str, request: Mapping[str, Any]) -> str:
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
             file.write(text)
     return os.path.join(folder, "script.py")
-
-
-def _send(pid: int, script: str) -> None:
-    remote_exec: Any = sys.remote_exec  # type: ignore[attr-defined,unused-ignore]
-    try:
-        remote_exec(pid, script)
-    except Exception as error:
-        raise NeutracerError(_reason(pid, error)) from None
 
 
 def _reason(pid: int, error: Exception) -> str:
