@@ -21,7 +21,7 @@ from typing import Any, NoReturn, cast
 
 from neutracer.arguments import reader_name
 from neutracer.errors import NeutracerError, UnavailableError
-from neutracer.heap.cycles import TensorCycle
+from neutracer.heap.cycles import TensorCycle, by_shape
 from neutracer.heap.holders import HoldersReport, notebook_holders, release_holders
 from neutracer.heap.tensor_cycles import (
     CycleWatch,
@@ -592,9 +592,6 @@ class _Cycles:
         if self._watch is None:
             return ()
         self._watch.remove()
-        shapes = {cycle.signature: cycle for cycle in self._watch.cycles}
-        for cycle in self._waiting():
-            if cycle.count > self._before.get(cycle.signature, 0):
-                known = shapes.get(cycle.signature)
-                shapes[cycle.signature] = cycle if known is None else known.merged(cycle)
-        return tuple(sorted(shapes.values(), key=lambda cycle: -cycle.bytes))
+        before = self._before
+        left = (one for one in self._waiting() if one.count > before.get(one.signature, 0))
+        return by_shape(self._watch.cycles, left)

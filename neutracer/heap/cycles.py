@@ -6,8 +6,9 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from neutracer._native import core
@@ -316,6 +317,15 @@ class TensorCycle(PlainRow):
 
     def _repr_html_(self) -> str:
         return self.graph._repr_html_()
+
+
+def by_shape(*groups: Iterable[TensorCycle]) -> tuple[TensorCycle, ...]:
+    """The cycles of all groups, one for each shape with the figures of all, most bytes first."""
+    shapes: dict[str, TensorCycle] = {}
+    for cycle in chain(*groups):
+        known = shapes.get(cycle.signature)
+        shapes[cycle.signature] = cycle if known is None else known.merged(cycle)
+    return tuple(sorted(shapes.values(), key=lambda cycle: -cycle.bytes))
 
 
 def device_filter(device: object) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from neutracer.errors import TensorCycleWarning
 from neutracer.heap.cycles import (
     ACCELERATORS,
     TensorCycle,
+    by_shape,
     cycle_from_core,
     cycles_graph,
     device_filter,
@@ -686,11 +687,7 @@ def cycle_run(
         device: As for `find_tensor_cycles`.
         min_bytes: As for `find_tensor_cycles`.
     """
-    shapes = {cycle.signature: cycle for cycle in watch.cycles}
-    for cycle in find_tensor_cycles(device, min_bytes, include_alive=False):
-        before = shapes.get(cycle.signature)
-        shapes[cycle.signature] = cycle if before is None else before.merged(cycle)
-    cycles = tuple(sorted(shapes.values(), key=lambda cycle: -cycle.bytes))
+    cycles = by_shape(watch.cycles, find_tensor_cycles(device, min_bytes, include_alive=False))
     status, facts = watch.status, rank_facts()
     return CycleRunReport(
         program=program,

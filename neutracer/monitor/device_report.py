@@ -538,35 +538,6 @@ _FULL = 0.05  # Free share below which the device is full.
 _SUSPECTS = {"NCCL", "cuBLAS", "cuDNN", "CuPy", "JAX", "TensorFlow", "TensorRT", "NVSHMEM"}
 
 
-def findings_of(
-    one: VisibleDevice,
-    memory: DeviceMemory,
-    processes: Sequence[ProcessUse],
-    own: int | None,
-    others: int | None,
-    torch_bytes: int,
-    uses: Sequence[LibraryUse],
-    attribution: str,
-    process_list: str,
-) -> tuple[Finding, ...]:
-    """The findings about one device, worst first; the arguments are those of `DeviceReport`."""
-    if own is not None:
-        outside: int | None = own - torch_bytes
-    elif memory.used_bytes is not None and torch_bytes:
-        outside = memory.used_bytes - torch_bytes - (others or 0)
-    else:
-        outside = None
-    return ranked(
-        (
-            *_others(memory, processes, others),
-            *_outside(memory, outside, own, uses),
-            *_full(memory),
-            *_limits(one, memory, process_list),
-            *_stepped_aside(attribution),
-        )
-    )
-
-
 def _severity(share: float) -> Severity:
     if share < _MODERATE:
         return Severity.INFO
@@ -794,6 +765,9 @@ def device_report(device: object = None) -> DeviceReport:
     own, others = _split(processes, process_list, has_cuda=reserved > 0)
     foreign = sum(use.bytes for use in uses if use.library != PYTORCH)
     known = reserved + foreign
+    outside = None if own is None else own - reserved
+    if own is None and memory.used_bytes is not None and reserved:
+        outside = memory.used_bytes - reserved - (others or 0)
     return DeviceReport(
         device=one.index,
         uuid=one.uuid,
@@ -812,8 +786,14 @@ def device_report(device: object = None) -> DeviceReport:
         by_process=processes,
         attribution=attribution,
         process_list=process_list,
-        findings=findings_of(
-            one, memory, processes, own, others, reserved, uses, attribution, process_list
+        findings=ranked(
+            (
+                *_others(memory, processes, others),
+                *_outside(memory, outside, own, uses),
+                *_full(memory),
+                *_limits(one, memory, process_list),
+                *_stepped_aside(attribution),
+            )
         ),
     )
 
