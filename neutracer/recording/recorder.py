@@ -38,7 +38,7 @@ from neutracer.recording.sidecar import (
     running_program,
     save_with,
 )
-from neutracer.recording.uses import ObservedUses
+from neutracer.recording.uses import ObservedUses, UsesOfSteps
 from neutracer.trace.beside import TensorBlocks
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.units import format_count
@@ -579,7 +579,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         self._wish = wish
         self._modules = modules
         self._with_uses = uses
-        self._uses: ObservedUses | None = None
+        self._uses: ObservedUses | UsesOfSteps | None = None
         if uses:
             hooks.load()
         self._marks: Marks | None = None
@@ -734,9 +734,8 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         begun = Wish(**vars(self._wish))
         self._switch_history_on(torch, begun)
         try:
-            if self._with_uses:
-                # After the history: each use is of a request that it has.
-                self._uses = ObservedUses(torch).begin()
+            # After the history: each use is of a request that it has.
+            self._observe(torch)
             if self._modules is not None:
                 self._marks = self._marked(torch)
         except BaseException:
@@ -753,7 +752,11 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         if not HISTORY.end(torch_with_cuda(), begun):
             self._warn("PyTorch's history was switched off before the recording ended")
 
-    def _marked(self, torch: Any) -> Marks:
+    def _observe(self, torch: Any) -> None:
+        if self._with_uses:
+            self._uses = ObservedUses(torch).begin()
+
+    def _marked(self, torch: Any) -> Marks | None:
         return marks_of(torch, self._modules)
 
     def _begin_late(self, torch: Any) -> None:
@@ -823,7 +826,7 @@ class CpuRecording(Recording):
     def _switch_off(self, begun: Wish) -> None:
         self._end_following()
 
-    def _marked(self, torch: Any) -> Marks:
+    def _marked(self, torch: Any) -> Marks | None:
         return marks_by(hooks.load(), self._modules)
 
     def _taken_now(self) -> tuple[Snapshot, int | bool, Mapping[str, Any]]:
