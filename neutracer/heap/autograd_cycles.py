@@ -12,7 +12,7 @@ from neutracer._native import core
 from neutracer.errors import UnavailableError
 from neutracer.heap.alive import OWN_FILES, Way, way_from_core
 from neutracer.heap.autograd import read_autograd
-from neutracer.heap.cycles import Cut, cut_at, node_from_core, reference_text, tensor_text
+from neutracer.heap.cycles import Cut, cut_at, finding_of, node_from_core, reference_text
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Edge, TensorFacts, devices_sum, devices_text
 from neutracer.render.document import Block, Document, Note, Paragraph, Place, Severity
@@ -385,18 +385,11 @@ def _cycle(plain: Mapping[str, Any], way: Way) -> AutogradCycle:
 
 
 def _cycle_finding(cycle: AutogradCycle) -> Finding:
-    evidence = [Note(cycle.chain), *(Note(f"keeps {tensor_text(t)}") for t in cycle.tensors[:3])]
-    if cycle.tensor_count > 3:
-        evidence.append(Note(f"{format_count(cycle.tensor_count, 'tensor')} in all"))
     kind = "collectable" if cycle.collectable else "leaked" if cycle.leaked else "uncollectable"
-    return Finding(
-        kind=f"autograd_cycle_{kind}",
-        severity=_severity(cycle),
-        bytes=cycle.bytes,
-        message=cycle.headline,
-        evidence=tuple(evidence),
-        advice=(Note(f"break it: {cycle.advice}", place=cycle.place),),
-    )
+    more: tuple[Note, ...] = ()
+    if cycle.tensor_count > 3:
+        more = (Note(f"{format_count(cycle.tensor_count, 'tensor')} in all"),)
+    return finding_of(cycle, f"autograd_cycle_{kind}", _severity(cycle), *more)
 
 
 def _severity(cycle: AutogradCycle) -> Severity:

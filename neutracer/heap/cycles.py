@@ -16,8 +16,8 @@ from neutracer.arguments import reader_name
 from neutracer.errors import UnavailableError
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Allocation, Edge, Node, TensorFacts, devices_sum, devices_text
-from neutracer.render.document import Place, clean
-from neutracer.render.report import PlainRow
+from neutracer.render.document import Note, Place, Severity, clean
+from neutracer.render.report import Finding, PlainRow
 from neutracer.trace.stacks import Owner, origin_here
 from neutracer.units import format_bytes, format_count, format_duration_us
 
@@ -374,6 +374,19 @@ def garbage_held(device_type: int, index: int) -> int:
     """Tensor bytes that only a collection would free, on the devices of a `device_filter`."""
     found = core.find_cycles(device_type, index, 0, 0, False)["garbage"]
     return 0 if found is None else int(found["bytes"] + found["loose_bytes"])
+
+
+def finding_of(cycle: Any, kind: str, severity: Severity, *more: Note) -> Finding:
+    """A `TensorCycle`, or an `AutogradCycle`, as a finding with more evidence."""
+    kept = [Note(f"keeps {tensor_text(tensor)}") for tensor in cycle.tensors[:3]]
+    return Finding(
+        kind=kind,
+        severity=severity,
+        bytes=cycle.bytes,
+        message=cycle.headline,
+        evidence=(Note(cycle.chain), *kept, *more),
+        advice=(Note(f"break it: {cycle.advice}", place=cycle.place),),
+    )
 
 
 # c10::DeviceType.

@@ -27,16 +27,16 @@ from neutracer.heap.cycles import (
     cycle_from_core,
     cycles_graph,
     device_filter,
+    finding_of,
     garbage_held,
     least_bytes,
     prepare_heap,
-    tensor_text,
 )
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Allocation
 from neutracer.pickling import StaysHere
 from neutracer.recording.sidecar import rank_facts, rank_text
-from neutracer.render.document import Block, Document, Note, Paragraph, Place, Severity
+from neutracer.render.document import Block, Document, Paragraph, Place, Severity
 from neutracer.render.report import Finding, PlainRow, Report, ranked
 from neutracer.units import format_bytes, format_count, format_share
 
@@ -48,11 +48,13 @@ _LOGGER = logging.getLogger("neutracer")
 _OWN_FILES = ("??", "torch/cuda/memory.py")
 
 
-def allocations_of_live(pointers: Iterable[int]) -> dict[int, Allocation]:
-    """The recorded allocations of memory in use on a CUDA device; CUDA is not initialised.
+def allocations_of(pointers: Iterable[int], *, are_live: bool) -> dict[int, Allocation]:
+    """The recorded allocations of storages on a CUDA device; CUDA is not initialised.
+
+    Those of memory that was just freed take a PyTorch snapshot: some microseconds per event.
 
     Args:
-        pointers: Device addresses at which storages begin; 0 is skipped.
+        pointers: Device addresses at which storages begin, or began; 0 is skipped.
 
     Returns:
         Allocations by pointer; empty while PyTorch's history is off.
@@ -61,6 +63,10 @@ def allocations_of_live(pointers: Iterable[int]) -> dict[int, Allocation]:
     memory = _recording_memory() if wanted else None
     if memory is None:
         return {}
+    return _live_allocations(memory, wanted) if are_live else _last_allocations(memory, wanted)
+
+
+def _live_allocations(memory: Any, wanted: set[int]) -> dict[int, Allocation]:
     lookup = getattr(memory, "_allocation_traceback", None)
     if lookup is not None:
         stacks = {pointer: lookup(pointer) for pointer in wanted}
@@ -70,21 +76,7 @@ def allocations_of_live(pointers: Iterable[int]) -> dict[int, Allocation]:
     return {pointer: allocation for pointer, allocation in made.items() if allocation.frames}
 
 
-def allocations_of_freed(pointers: Iterable[int]) -> dict[int, Allocation]:
-    """The last allocations of memory that was just freed, from PyTorch's trace.
-
-    It takes a PyTorch snapshot: some microseconds per event.
-
-    Args:
-        pointers: Device addresses at which storages began; 0 is skipped.
-
-    Returns:
-        Allocations by pointer; empty while PyTorch's history is off.
-    """
-    wanted = {pointer for pointer in pointers if pointer}
-    memory = _recording_memory() if wanted else None
-    if memory is None:
-        return {}
+def _last_allocations(memory: Any, wanted: set[int]) -> dict[int, Allocation]:
     found: dict[int, Allocation] = {}
     now_us = time.time_ns() // 1000
     for trace in memory._snapshot()["device_traces"]:
@@ -283,13 +275,9 @@ def _cycles_report(found: dict[str, Any]) -> TensorCyclesReport:
 
 def _cycles(parts: Sequence[tuple[dict[str, Any], bool]]) -> list[TensorCycle]:
     """Build cycles from (description, is garbage) pairs, most bytes first."""
-    allocations = allocations_of_live(
-        row[6][5]
-        for part, _ in parts
-        for plain in part["cycles"]
-        for row in plain["nodes"]
-        if row[6] is not None
-    )
+    rows = (row for part, _ in parts for plain in part["cycles"] for row in plain["nodes"])
+    pointers = (row[6][5] for row in rows if row[6] is not None)
+    allocations = allocations_of(pointers, are_live=True)
     cycles = (
         cycle_from_core(plain, garbage=garbage, allocations=allocations)
         for part, garbage in parts
@@ -319,15 +307,8 @@ def garbage_bytes(device: object = None) -> int:
 
 def cycle_finding(cycle: TensorCycle) -> Finding:
     """A cycle as a finding: its chain, its tensors, the reference to break."""
-    evidence = [Note(cycle.chain), *(Note(f"keeps {tensor_text(t)}") for t in cycle.tensors[:3])]
-    return Finding(
-        kind="cycle_garbage" if cycle.garbage else "cycle_alive",
-        severity=_severity(cycle),
-        bytes=cycle.bytes,
-        message=cycle.headline,
-        evidence=tuple(evidence),
-        advice=(Note(f"break it: {cycle.advice}", place=cycle.place),),
-    )
+    kind = "cycle_garbage" if cycle.garbage else "cycle_alive"
+    return finding_of(cycle, kind, _severity(cycle))
 
 
 def _severity(cycle: TensorCycle) -> Severity:
@@ -561,7 +542,7 @@ class CycleWatch(StaysHere, instead="it watches this process: send its .cycles")
 
     def _report_new(self, signature: str, plain: Mapping[str, Any]) -> None:
         pointers = (row[6][5] for row in plain["nodes"] if row[6] is not None)
-        allocations = allocations_of_freed(pointers)
+        allocations = allocations_of(pointers, are_live=False)
         cycle = cycle_from_core(plain, garbage=True, allocations=allocations)
         self._shapes[signature] = cycle
         text = _warning_text(cycle, cycle)
