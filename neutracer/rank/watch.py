@@ -21,7 +21,6 @@ from typing import Any
 
 from neutracer.arguments import number, path_name
 from neutracer.errors import NeutracerError, UnavailableError
-from neutracer.leak.trend import leak_trend
 from neutracer.monitor.device_report import PYTORCH, current_attribution
 from neutracer.monitor.exporter import Probes, layout_now
 from neutracer.monitor.memory_monitor import MemoryMonitor
@@ -36,6 +35,7 @@ from neutracer.rank.digest import (
     read_digests,
 )
 from neutracer.rank.jobs import Odd, jobs_of
+from neutracer.rank.reduce import growth_of
 from neutracer.rank.report import RanksReport, ranks_report
 from neutracer.recording.long_history import OutOfMemory, listen
 from neutracer.recording.program import OnDemand
@@ -50,7 +50,7 @@ from neutracer.recording.sidecar import (
 )
 from neutracer.trace.events import device_name
 from neutracer.trace.stacks import Frame, Owner, origin_of, owner_path, place_of
-from neutracer.units import format_count, format_duration_us
+from neutracer.units import format_duration_us
 
 _LOGGER = logging.getLogger("neutracer")
 
@@ -220,12 +220,9 @@ class Reading:
                 Held(f"{one['function']} ({one['place']})", one["bytes"], one["count"])
                 for one in places
             ),
-            **_trend(self._monitor, device, self.steps),
+            **growth_of(self._monitor, device, steps=self.steps),
             **_curve(self._monitor, device),
         }
-
-    def __repr__(self) -> str:
-        return f"<Reading: {format_count(self.steps, 'step')}>"
 
 
 def _libraries(device: int) -> dict[str, int]:
@@ -235,25 +232,6 @@ def _libraries(device: int) -> dict[str, int]:
         return {}
     uses = attribution.by_library(device)
     return {use.library: use.bytes for use in uses if use.library != PYTORCH}
-
-
-def _trend(monitor: MemoryMonitor, device: int, steps: int) -> dict[str, Any]:
-    """The fields of a digest that `leak_trend` gives."""
-    try:
-        trend = leak_trend(monitor, device=device, live=False)
-    except (NeutracerError, ValueError):
-        return {}
-    marks = trend.steps + trend.warmup_steps
-    # With short steps, a mark covers several.
-    each = max(steps / marks, 1.0) if trend.unit == "step" and marks and steps else 1.0
-    grows = trend.verdict not in ("steady", "unknown")
-    left = None if trend.oom_step is None else max(trend.oom_step - (marks - 1), 0)
-    return {
-        "verdict": trend.verdict,
-        "bytes_per_step": round(trend.bytes_per_step / each) if grows else 0,
-        "steps_to_oom": None if left is None else round(left * each),
-        "grows": str(trend.growth[0].place) if trend.growth else "",
-    }
 
 
 def _curve(monitor: MemoryMonitor, device: int) -> dict[str, Any]:
@@ -709,6 +687,7 @@ class RanksWatch(StaysHere, instead="it watches this process: send its report()"
 
     def start(self) -> RanksWatch:
         """Start, once; returns the watch."""
+        global _current
         if self.active:
             return self
         self._process = os.getpid()
@@ -735,7 +714,7 @@ class RanksWatch(StaysHere, instead="it watches this process: send its report()"
             on_signal.start()
             self._ends.append(on_signal.stop)
         atexit.register(self.remove)
-        _set_current(self)
+        _current = self
         return self
 
     def publish(self) -> bool:
@@ -766,13 +745,14 @@ class RanksWatch(StaysHere, instead="it watches this process: send its report()"
 
     def remove(self) -> None:
         """End it, once, with a last digest."""
+        global _current
         ends, self._ends = self._ends, []
         if self._process == os.getpid():
             atexit.unregister(self.remove)
             for end in reversed(ends):
                 end()
         if _current is self:
-            _set_current(None)
+            _current = None
 
     def __enter__(self) -> RanksWatch:
         return self.start()
@@ -786,11 +766,6 @@ class RanksWatch(StaysHere, instead="it watches this process: send its report()"
 
 
 _current: RanksWatch | None = None
-
-
-def _set_current(watch: RanksWatch | None) -> None:
-    global _current
-    _current = watch
 
 
 def current_watch() -> RanksWatch | None:
