@@ -28,7 +28,7 @@ from neutracer.cli.parts import (
 )
 from neutracer.errors import NeutracerError, UnavailableError, missing, pip_install
 from neutracer.hooks.build import PREBUILT, find, installed_torch, obstacle, passed_over, target
-from neutracer.monitor.devices import visible_devices
+from neutracer.monitor.device_report import visible_devices
 from neutracer.render.document import Block, Copyable, Document, Paragraph, Table, clean
 from neutracer.render.report import PlainRow, Report
 from neutracer.render.text import write

@@ -10,8 +10,7 @@ from typing import Any, overload
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
-from neutracer.heap.alive import OWN_FILES, Way, way_from_core
-from neutracer.heap.autograd import read_autograd
+from neutracer.heap.alive import OWN_FILES, Way, read_autograd, way_from_core
 from neutracer.heap.cycles import Cut, cut_at, finding_of, node_from_core, reference_text
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Edge, TensorFacts, devices_sum, devices_text

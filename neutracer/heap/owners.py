@@ -14,8 +14,7 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
-from neutracer.heap.alive import Found, Way, find_ways
-from neutracer.heap.autograd import read_autograd
+from neutracer.heap.alive import Found, Way, find_ways, read_autograd
 from neutracer.heap.cycles import prepare_heap
 from neutracer.heap.objects import Edge, Node
 from neutracer.render.document import Place

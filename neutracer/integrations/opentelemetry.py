@@ -10,7 +10,7 @@ from opentelemetry import metrics
 
 import neutracer
 from neutracer.errors import UnavailableError
-from neutracer.monitor.devices import find_device
+from neutracer.monitor.device_report import find_device
 from neutracer.monitor.exporter import COUNTERS, GAUGES, is_known
 
 #: The conventions' own names, in bytes: what it is.

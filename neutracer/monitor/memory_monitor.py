@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import neutracer.hooks.shim as hooks
-import neutracer.monitor.devices as nvidia
+import neutracer.monitor.device_report as nvidia
 from neutracer._native import core
 from neutracer.arguments import callback as called_back
 from neutracer.arguments import number, path_name, whole_number
