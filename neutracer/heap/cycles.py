@@ -329,11 +329,7 @@ def by_shape(*groups: Iterable[TensorCycle]) -> tuple[TensorCycle, ...]:
 
 
 def device_filter(device: object) -> tuple[int, int]:
-    """The core's filter for a device: type and index.
-
-    Args:
-        device: None for every accelerator; "all"; "cpu"; "cuda", "cuda:1"; a torch.device.
-    """
+    """The core's filter, type and index, for a device as torch names it, "all" or None."""
     if device is None:
         return ACCELERATORS, -1
     name, colon, index = str(device).partition(":")
@@ -421,12 +417,7 @@ def cycle_from_core(
     garbage: bool,
     allocations: Mapping[int, Allocation] | None = None,
 ) -> TensorCycle:
-    """Build a cycle from the core's description.
-
-    Args:
-        plain: One entry of the result of `core.find_cycles`.
-        garbage: True if only the collector can free it.
-    """
+    """Build a cycle from one that `core.find_cycles` found in garbage, or among what is alive."""
     nodes = tuple(
         node_from_core(number, row, allocations or {}) for number, row in enumerate(plain["nodes"])
     )

@@ -246,16 +246,22 @@ def _rough_colours(
     graph: GraphData, fixed: dict[int, Hashable], kept: dict[int, Hashable]
 ) -> list[int]:
     """Equal numbers for nodes of one type at one distance from the cycle."""
-    near: dict[Hashable, list[Hashable]] = {node.id: [] for node in graph.nodes}
-    for edge in graph.edges:
-        near[edge.source].append(edge.target)
-        near[edge.target].append(edge.source)
+    near = _neighbours(graph, [node.id for node in graph.nodes])
     distance: dict[Hashable, int] = {}
     for key, other in _spread(near, sorted(fixed)).items():
         distance[key] = 0 if key == other else distance[other] + 1
     return _numbered(
         kept.get(node.id) or (node.type, node.kind, distance.get(node.id)) for node in graph.nodes
     )
+
+
+def _neighbours(graph: GraphData, keys: Sequence[Hashable]) -> dict[Hashable, list[Hashable]]:
+    """The keys of neighbours in either direction, by the key of a node."""
+    near: dict[Hashable, list[Hashable]] = {key: [] for key in keys}
+    for edge in graph.edges:
+        near[keys[edge.source]].append(keys[edge.target])
+        near[keys[edge.target]].append(keys[edge.source])
+    return near
 
 
 def _numbered(keys: Iterable[Hashable]) -> list[int]:
@@ -273,12 +279,9 @@ def _cut_far(
     if len(set(keys)) <= most_nodes:
         return list(keys)
     weight: Counter[Hashable] = Counter()
-    near: dict[Hashable, list[Hashable]] = {key: [] for key in keys}
     for node in graph.nodes:
         weight[keys[node.id]] += node.bytes
-    for edge in graph.edges:
-        near[keys[edge.source]].append(keys[edge.target])
-        near[keys[edge.target]].append(keys[edge.source])
+    near = _neighbours(graph, keys)
     before = _spread(near, [fixed[i] for i in sorted(fixed)])
     ways: dict[Hashable, None] = {}
     for key, held in weight.most_common(_KEPT_TENSORS):
@@ -748,12 +751,7 @@ def text_of(line: str) -> str:
 
 
 def picture(body: str, box: tuple[float, float, float, float], words: str) -> str:
-    """The SVG document.
-
-    Args:
-        box: The view box: left, top, width and height, in points.
-        words: A description for screen readers.
-    """
+    """The SVG document; `box` is left, top, width and height in points, `words` its label."""
     shown = {
         "xmlns": "http://www.w3.org/2000/svg",
         "class": "nt-graph",
@@ -1243,12 +1241,7 @@ _KEYS = (
 
 
 def page(graph: GraphData, svg: str, *, without_graphviz: str = "") -> str:
-    """The page of a graph.
-
-    Args:
-        svg: Its picture, from `parts_of` or `lay_out`.
-        without_graphviz: The reason for a plainer layout; empty for Graphviz's.
-    """
+    """The page of a graph with its picture; `without_graphviz` is why its layout is plainer."""
     title, *more = [line for line in graph.title.split("\n") if line.strip()] or ["Object graph"]
     notes = [*graph.notes, *([without_graphviz] if without_graphviz else [])]
     body = (

@@ -661,13 +661,7 @@ class CycleRunReport(Report):
 def cycle_run(
     watch: CycleWatch, program: str, exit_code: int, device: object, min_bytes: int
 ) -> CycleRunReport:
-    """Summarize a watched run and the garbage left at its end.
-
-    Args:
-        program: The script or module, for the title.
-        device: As for `find_tensor_cycles`.
-        min_bytes: As for `find_tensor_cycles`.
-    """
+    """Summarize a program's watched run and the garbage left at its end."""
     cycles = by_shape(watch.cycles, find_tensor_cycles(device, min_bytes, include_alive=False))
     status, facts = watch.status, rank_facts()
     return CycleRunReport(

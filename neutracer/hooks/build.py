@@ -169,11 +169,7 @@ def _is_unmapped(uid: int) -> bool:
 
 
 def why_not(folder: Path | None, key: str) -> str:
-    """Why a build can't be stored in a folder, with a remedy, or ""; it leaves nothing behind.
-
-    Args:
-        folder: The user's folder, None for the cache.
-    """
+    """Why a build can't be stored in a folder (None: the cache), with a remedy, or ""."""
     try:
         home, own = _cache() if folder is None else (folder, 0)
         levels = [home / key, *(home / key).parents]
@@ -203,13 +199,10 @@ def _no_room(there: Path) -> str:
 
 
 def prepare(folder: Path | None, key: str) -> Place:
-    """Make the folder of one build, or repair the existing one.
+    """Make the folder of one build below a user's folder or the cache, or repair it.
 
     Neutracer's own levels that are writable by others, as after a umask of 002, are closed to
     them; folders of the user's choice are left as they are.
-
-    Args:
-        folder: The user's folder, None for the cache.
     """
     problem = why_not(folder, key)
     if problem:

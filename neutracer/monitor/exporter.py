@@ -117,8 +117,7 @@ class Probes:
 def layout_now(events: int) -> Snapshot | None:
     """The current layout, from attached hooks or else from PyTorch's dump; None before CUDA.
 
-    Args:
-        events: The most events of the hooks, which have the stacks of live blocks.
+    Of the hooks with so many events, which have the stacks of live blocks.
     """
     state = hooks.state()
     if state is not None and state.attached:
@@ -158,11 +157,7 @@ _ALERTS = 20
 def page_of(
     monitor: MemoryMonitor, probes: Probes, rank: str, seconds: float | None
 ) -> dict[str, Any]:
-    """The data for `neutracer top`, of schema "neutracer.top/1".
-
-    Args:
-        seconds: Length of the curves; None is the whole run.
-    """
+    """The data for `neutracer top`, with curves of the last seconds; None is the whole run."""
     devices = []
     status = monitor.status
     for device in monitor.devices if status["road"] else ():
@@ -244,11 +239,7 @@ Route = Callable[[Mapping[str, Any]], tuple[str, bytes, str]]
 
 
 class Application:
-    """Routes requests to prometheus_client's application or to a page.
-
-    Args:
-        page: Makes the data for `neutracer top`, of the last seconds given or of the whole run.
-    """
+    """Routes requests to prometheus_client's application, to other routes, or to `page_of`."""
 
     def __init__(
         self,
@@ -731,12 +722,7 @@ def start_server(
     routes: Mapping[str, Route] | None = None,
     path: str | None = None,
 ) -> MetricsServer:
-    """Serve a monitor; arguments and errors are those of `serve_metrics`.
-
-    Args:
-        routes: Further answers, by method and path: "POST /snapshot".
-        path: A Unix socket to listen on instead of the port.
-    """
+    """Serve a monitor as `serve_metrics` does, with routes by method and path."""
     if monitor is not None and not isinstance(monitor, MemoryMonitor):
         raise TypeError(f"monitor must be a MemoryMonitor, not {type(monitor).__name__}")
     if not isinstance(host, str):

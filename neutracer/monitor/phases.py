@@ -76,11 +76,9 @@ _seen: dict[int, tuple[int, int]] = {}
 
 
 def read(device: int | None = None, follow: bool = False) -> Counters | None:
-    """The counters at a boundary; None (without initializing) before CUDA is used.
+    """A device's counters at a boundary; None (without initializing) before CUDA is used.
 
-    Args:
-        device: The device; None is the calling thread's current one.
-        follow: Peaks are wanted from here to the next boundary.
+    `follow`: peaks are wanted from here to the next boundary.
     """
     cuda = _cuda()
     if cuda is None:

@@ -163,12 +163,7 @@ class Reading:
             self._monitor.mark(self.steps)
 
     def digest(self, reason: str, interval_s: float) -> RankDigest:
-        """The current digest.
-
-        Args:
-            reason: "interval", "oom", "peer", "terminated" or "exit".
-            interval_s: Seconds between two digests.
-        """
+        """The current digest, for "interval", "oom", "peer", "terminated" or "exit"."""
         self.main_thread.update(self.steps)
         facts, job = rank_facts(), job_facts()
         first_oom_us, oom_bytes = self._ooms[0] if self._ooms else (None, 0)
@@ -441,11 +436,8 @@ _answers: dict[str, Callable[[], RankDigest] | None] = {}
 def answer_debug_server(digest: Callable[[], RankDigest] | None) -> str:
     """Answer `torch.distributed.debug` in this process from now on.
 
-    Args:
-        digest: Makes the digest; None answers that no watch is on.
-
-    Returns:
-        "", or why this torch has no debug server.
+    `digest` makes the digest; None answers that no watch is on. It returns "", or why this torch
+    has no debug server.
     """
     is_registered = HANDLER in _answers
     _answers[HANDLER] = digest

@@ -142,14 +142,8 @@ def add_notes(source: Callable[[str], str | None]) -> Callable[[], None]:
     """Add a note to each new out-of-memory exception of PyTorch.
 
     This includes `AcceleratorError`, raised while PyTorch's own allocator is disabled. The
-    exception's `__init__` is replaced meanwhile, so that every handler finds the note. Python
-    before 3.11 has no notes: nothing is added.
-
-    Args:
-        source: Returns the note for an exception's message, or None.
-
-    Returns:
-        A function that ends it.
+    exception's `__init__` is replaced until the returned function is called, so that every handler
+    finds what `source` returns for its message. Python before 3.11 has no notes.
     """
     if not hasattr(BaseException, "add_note"):
         return lambda: None
@@ -267,11 +261,7 @@ def snapshot_now() -> Snapshot:
 
 
 def save_now(snap: Snapshot, directory: str) -> str:
-    """Write a snapshot of this process with its sidecar into a folder; return the file's path.
-
-    Raises:
-        OSError: It can't be written.
-    """
+    """Write a snapshot of this process with its sidecar into a folder; return the file's path."""
     os.makedirs(directory, exist_ok=True)
     path = os.path.join(directory, f"{file_stem('demand')}.pickle")
     facts = facts_of(snap, recording_facts())

@@ -117,11 +117,7 @@ def follow(events: int, frames: int) -> Callable[[], None]:
 
 
 def living_tensors(device_type: str) -> TensorBlocks:
-    """By device, the addresses of parameters (and buffers), gradients and optimizer states.
-
-    Args:
-        device_type: "cuda" or "cpu", whose device is 0.
-    """
+    """By device, the addresses of parameters (and buffers), gradients and optimizer states."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(getattr(torch, "optim", None), "Optimizer"):
         return {}
@@ -213,11 +209,7 @@ def snapshot() -> Snapshot:
 
 
 def dumped(cuda: Any, *, traces: bool = True) -> bytes:
-    """PyTorch's own dump, pickled with protocol 4.
-
-    Args:
-        traces: Include the events; without them it is quick however many there are.
-    """
+    """PyTorch's own dump, pickled with protocol 4; quick without its traces, however long."""
     with light_symbols():
         if traces:
             before = CACHE_CALLS.now()

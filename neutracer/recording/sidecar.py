@@ -174,12 +174,7 @@ def sidecar(
     program: str | None = None,
     tensors: TensorBlocks | None = None,
 ) -> dict[str, Any]:
-    """The sidecar's content; CUDA is not initialised, and no device gets a context.
-
-    Args:
-        devices: CUDA devices in use by this process.
-        program: The script or module; None takes it from `sys.argv`.
-    """
+    """The sidecar's content, of the CUDA devices in use; no device gets a context."""
     torch = sys.modules.get("torch")
     version = getattr(torch, "version", None)
     return {

@@ -182,9 +182,7 @@ _thread.start_new_thread(begin, ())
 def ask(pid: int, request: Mapping[str, Any], *, wait_s: float, work_s: float) -> dict[str, Any]:
     """Send a request to `neutracer.run.attached` in another process; returns its answer.
 
-    Args:
-        wait_s: Timeout for its main thread to reach a safe point, in seconds.
-        work_s: Timeout for the work after that, in seconds.
+    Its main thread has `wait_s` to reach a safe point, and `work_s` for the work after that.
     """
     check_reachable(pid)
     _check_version(pid)

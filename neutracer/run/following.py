@@ -206,11 +206,7 @@ class Following:
             return {}
 
     def end_soon(self) -> bool:
-        """Like `end`, within two seconds, before a signal ends the process.
-
-        Returns:
-            Whether there was something to write.
-        """
+        """Like `end`, before a signal ends the process; returns whether anything was recorded."""
         ending = threading.Thread(target=self.end, args=(_TERMINATED,), daemon=True)
         ending.start()
         ending.join(_SOON_S)

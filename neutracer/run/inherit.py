@@ -35,12 +35,7 @@ def begin() -> None:
 
 
 def environment(word: str, directory: str, every: float | None = None) -> Mapping[str, str]:
-    """The variables that make child processes follow themselves.
-
-    Args:
-        word: One of `WORDS`.
-        directory: The folder of their files.
-        every: Minutes between reports; None writes them at the end only.
+    """The variables that make child processes follow themselves, as one of `WORDS` says.
 
     Example:
         >>> environment("run", "/tmp/reports", 10)
