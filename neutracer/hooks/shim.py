@@ -367,11 +367,9 @@ def state() -> HookState | None:
         return None
     now = module.state()
     return HookState(
+        **{name: now[name] for name in ("attached", "active", "frames")},
         built_at=str(_shim.path),
         backend=module.backend,
-        attached=now["attached"],
-        active=now["active"],
-        frames=now["frames"],
         events=_capacity(now),
         pushed={device: pushed for device, pushed, _ in now["rings"]},
         threads=now.get("threads", 0),

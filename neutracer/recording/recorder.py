@@ -419,16 +419,14 @@ class History:
 
 
 def _options(wish: Wish) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if wish.skip_actions:
-        options["skip_actions"] = list(wish.skip_actions)
-    if wish.compile_context:
-        options["compile_context"] = True
-    if wish.annotations:
-        options["global_record_annotations"] = True
-    if wish.pinned:
-        options["record_pinned_host_memory"] = True
-    return options
+    """What a wish has beyond the defaults, named as in PyTorch's own recorder."""
+    options = {
+        "skip_actions": list(wish.skip_actions),
+        "compile_context": wish.compile_context,
+        "global_record_annotations": wish.annotations,
+        "record_pinned_host_memory": wish.pinned,
+    }
+    return {name: value for name, value in options.items() if value}
 
 
 HISTORY = History()

@@ -441,18 +441,15 @@ def _report(
     if record_s is not None:
         length = format_duration_us(record_s * 1e6)
         notes.append(f"recorded for {length}: older blocks have no stacks")
+    names = ("program", "host", "python", "torch", "watching", "metrics")
+    texts: dict[str, Any] = {name: str(answer[name]) for name in names}
     return AttachReport(
-        program=str(answer["program"]),
+        **texts,
         pid=pid,
         rank=answer["rank"],
         world_size=answer["world_size"],
-        host=str(answer["host"]),
-        python=str(answer["python"]),
-        torch=str(answer["torch"]),
         recorded_s=record_s,
-        overview=shown and replace(shown, file=os.path.basename(str(answer["program"]))),
-        watching=str(answer["watching"]),
-        metrics=str(answer["metrics"]),
+        overview=shown and replace(shown, file=os.path.basename(texts["program"])),
         ended=tuple(map(str, answer["ended"])),
         ooms_seen=int(answer["ooms_seen"]),
         files=tuple(files),
