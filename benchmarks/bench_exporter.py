@@ -19,8 +19,7 @@ import torch
 
 import neutracer
 from neutracer._native import core
-from neutracer.heap.cycles import device_filter
-from neutracer.heap.watch import prepare_heap
+from neutracer.heap.cycles import device_filter, prepare_heap
 
 MILLIONS = (0, 1, 3)
 

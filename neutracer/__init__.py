@@ -36,7 +36,7 @@ if _typing.TYPE_CHECKING:
     from neutracer.heap.tensor_cycles import collect_on_pressure as collect_on_pressure
     from neutracer.heap.tensor_cycles import find_tensor_cycles as find_tensor_cycles
     from neutracer.heap.tensor_cycles import garbage_bytes as garbage_bytes
-    from neutracer.heap.watch import warn_tensor_cycles as warn_tensor_cycles
+    from neutracer.heap.tensor_cycles import warn_tensor_cycles as warn_tensor_cycles
     from neutracer.hooks.live import live as live
     from neutracer.leak.diff import diff as diff
     from neutracer.leak.trend import leak_trend as leak_trend
@@ -90,7 +90,12 @@ _MODULES = {
     "neutracer.fragmentation.report": ("fragmentation_report",),
     "neutracer.heap.alive": ("why_alive",),
     "neutracer.heap.autograd_cycles": ("find_autograd_cycles",),
-    "neutracer.heap.tensor_cycles": ("collect_on_pressure", "find_tensor_cycles", "garbage_bytes"),
+    "neutracer.heap.tensor_cycles": (
+        "collect_on_pressure",
+        "find_tensor_cycles",
+        "garbage_bytes",
+        "warn_tensor_cycles",
+    ),
     "neutracer.heap.holders": ("notebook_holders", "release_holders"),
     "neutracer.leak.diff": ("diff",),
     "neutracer.leak.trend": ("leak_trend",),
@@ -123,7 +128,6 @@ _MODULES = {
     "neutracer.picture.plots": ("mdtp", "plot_bill", "plot_fragmentation", "plot_timeline"),
     "neutracer.picture.view": ("view",),
     "neutracer.rank.plot": ("debug_server_page", "plot_ranks"),
-    "neutracer.heap.watch": ("warn_tensor_cycles",),
     "neutracer.monitor.exporter": ("MetricsCollector",),
     "neutracer.hooks.live": ("live",),
     "neutracer.monitor.memory_monitor": ("MemoryMonitor",),

@@ -21,10 +21,14 @@ from typing import Any, NoReturn, cast
 
 from neutracer.arguments import reader_name
 from neutracer.errors import NeutracerError, UnavailableError
-from neutracer.heap.cycles import TensorCycle
+from neutracer.heap.cycles import TensorCycle, by_shape
 from neutracer.heap.holders import HoldersReport, notebook_holders, release_holders
-from neutracer.heap.tensor_cycles import cycle_finding, find_tensor_cycles
-from neutracer.heap.watch import CycleWatch, warn_tensor_cycles
+from neutracer.heap.tensor_cycles import (
+    CycleWatch,
+    cycle_finding,
+    find_tensor_cycles,
+    warn_tensor_cycles,
+)
 from neutracer.hooks import shim as hooks
 from neutracer.hooks.live import take
 from neutracer.oom.explain import explain
@@ -92,7 +96,9 @@ class CellRecording:
     def begin(self) -> None:
         """Start; raises UnavailableError if the allocator can't be recorded here."""
         if self.backend == "cuda":
-            self._fresh = HISTORY.in_force() is None and not _cuda_history_is_on()
+            torch = torch_with_cuda()
+            is_on = torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled()
+            self._fresh = HISTORY.in_force() is None and not is_on
             self._recording = record(self._most)
             self._recording.quiet = True  # The cell's report covers a wrapped ring.
             self._recording.start()
@@ -140,11 +146,6 @@ class CellRecording:
             return 0
         timeline = self.snapshot.timeline(device)
         return timeline.event_at(self._begun_us) + 1 if len(timeline) else 0
-
-
-def _cuda_history_is_on() -> bool:
-    torch = torch_with_cuda()
-    return bool(torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled())
 
 
 # ---- Cell report -------------------------------------------------------------------------
@@ -479,7 +480,7 @@ class Magics:
             self._last = report.snapshot
             if options.name is not None:
                 self._shell.user_ns[options.name] = report
-            self._show(report)
+            importlib.import_module("IPython.display").display(report)
 
     # For IPython: a semicolon at the end of the cell suppresses its value.
     record_cell._ipython_magic_output_can_be_silenced = True  # type: ignore[attr-defined]
@@ -543,9 +544,6 @@ class Magics:
             frame = frame.f_back
         return int(self._shell.execution_count)
 
-    def _show(self, report: CellReport) -> None:
-        importlib.import_module("IPython.display").display(report)
-
 
 def _imports(module: ast.Module) -> ast.Module:
     """Remove and return the leading imports of a module."""
@@ -594,9 +592,6 @@ class _Cycles:
         if self._watch is None:
             return ()
         self._watch.remove()
-        shapes = {cycle.signature: cycle for cycle in self._watch.cycles}
-        for cycle in self._waiting():
-            if cycle.count > self._before.get(cycle.signature, 0):
-                known = shapes.get(cycle.signature)
-                shapes[cycle.signature] = cycle if known is None else known.merged(cycle)
-        return tuple(sorted(shapes.values(), key=lambda cycle: -cycle.bytes))
+        before = self._before
+        left = (one for one in self._waiting() if one.count > before.get(one.signature, 0))
+        return by_shape(self._watch.cycles, left)

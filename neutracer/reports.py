@@ -24,10 +24,10 @@ if _typing.TYPE_CHECKING:
     from neutracer.heap.autograd_cycles import AutogradCyclesReport as AutogradCyclesReport
     from neutracer.heap.holders import HoldersReport as HoldersReport
     from neutracer.heap.holders import NotebookHolder as NotebookHolder
+    from neutracer.heap.tensor_cycles import CycleWatch as CycleWatch
     from neutracer.heap.tensor_cycles import PressureCollection as PressureCollection
     from neutracer.heap.tensor_cycles import PressureCollector as PressureCollector
     from neutracer.heap.tensor_cycles import TensorCyclesReport as TensorCyclesReport
-    from neutracer.heap.watch import CycleWatch as CycleWatch
     from neutracer.leak.diff import DiffReport as DiffReport
     from neutracer.leak.trend import LeakTrendReport as LeakTrendReport
     from neutracer.monitor.device_report import DeviceAttribution as DeviceAttribution
@@ -74,6 +74,7 @@ _MODULES = {
     "neutracer.heap.alive": ("AliveReport",),
     "neutracer.heap.autograd_cycles": ("AutogradCycle", "AutogradCyclesReport"),
     "neutracer.heap.tensor_cycles": (
+        "CycleWatch",
         "PressureCollection",
         "PressureCollector",
         "TensorCyclesReport",
@@ -98,7 +99,6 @@ _MODULES = {
     "neutracer.whatif.replaying": ("Outcome",),
     "neutracer.run.training": ("Training",),
     "neutracer.picture.view": ("PageView",),
-    "neutracer.heap.watch": ("CycleWatch",),
     "neutracer.monitor.exporter": ("MetricsServer",),
     "neutracer.monitor.memory_monitor": ("Alert",),
     "neutracer.monitor.phases": ("Phase",),

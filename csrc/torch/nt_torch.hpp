@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of `_torch`, the shim between PyTorch's allocators and the core. `common`
  * is what every build has: the core's functions, the mode word, the clock, stacks, the
- * facts of OOMs. The `backend` is nt_torch_cuda.cpp where torch is built for CUDA and
+ * counts of OOMs. The `backend` is nt_torch_cuda.cpp where torch is built for CUDA and
  * nt_torch_cpu.cpp elsewhere. Backend functions throw `std::exception`s with a reason
  * unless they are noexcept; the module turns them into Python's. */
 #ifndef NT_TORCH_HPP
@@ -126,36 +126,12 @@ struct ring_fact {
 size_t
 rings_facts(ring_fact out[MOST_DEVICES]);
 
-/* What was known when an allocator ran out of memory. */
-struct oom_fact {
-    uint64_t number; /* 1 for the first one */
-    int64_t time_ns; /* since the epoch */
-    int64_t device;
-    uint64_t asked, total, free; /* bytes */
-    int64_t thread;              /* the operating system's id of the asking thread */
-};
-
-/* OOMs that are remembered. */
-constexpr size_t MOST_OOM_FACTS = 32;
-
-/* Notes an OOM: remembers it, counts it, then calls the Python callable that
- * `oom_listen` was given, if any. Takes the GIL for the callable only, whose exceptions
- * are kept as text. Throws nothing, but a thread that asks for the GIL of an ending
- * interpreter is unwound: no caller may be noexcept. */
+/* Counts an OOM of a device below MOST_DEVICES. */
 void
-oom_note(int64_t device, uint64_t asked, uint64_t total, uint64_t free);
-/* OOMs of a device; -1: of all. */
+oom_note(int32_t device) noexcept;
+/* OOMs of a device. */
 uint64_t
 oom_count(int32_t device) noexcept;
-/* Copies the remembered ones, oldest first; returns how many. */
-size_t
-oom_facts(oom_fact out[MOST_OOM_FACTS]) noexcept;
-/* The callable for OOMs, or nullptr for none; with the GIL. Takes a reference. */
-void
-oom_listen(PyObject *callable) noexcept;
-/* A new str of what the callable last raised, or None; with the GIL. */
-PyObject *
-oom_listener_error() noexcept;
 
 /* Fills what native threads may call and what is the same in all backends. */
 void
@@ -195,12 +171,6 @@ backend_start(unsigned frames);
  * events, what was recorded is set apart. */
 void
 backend_stop();
-
-/* Attaches the OOM observer once. */
-void
-backend_attach_oom();
-bool
-backend_oom_attached() noexcept;
 
 /* Threads: the CPU's reports come from threads that asked for them only. */
 void

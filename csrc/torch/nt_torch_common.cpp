@@ -5,15 +5,10 @@
 
 #include <c10/util/ApproximateClock.h>
 
-#include <algorithm>
-#include <cxxabi.h>
 #include <mutex>
 #include <vector>
 
 #include <pthread.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 namespace neutracer
 {
@@ -68,100 +63,8 @@ rings()
 
 thread_local int rings_held = 0;
 
-/* ---- facts of OOMs -------------------------------------------------------------- */
-
-struct oom_state {
-    std::mutex lock; /* guards `facts` and `noted` */
-    oom_fact facts[MOST_OOM_FACTS] = {};
-    uint64_t noted = 0;
-    std::atomic<uint64_t> counts[MOST_DEVICES] = {};
-    PyObject *listener = nullptr; /* guard: the GIL */
-    PyObject *error = nullptr;    /* guard: the GIL */
-    std::atomic<bool> listened{false};
-};
-
-oom_state &
-oom()
-{
-    /* Never destroyed, for the same reason as the clock. */
-    static oom_state *state = new oom_state();
-    return *state;
-}
-
-thread_local bool oom_in_listener = false;
-
-int64_t
-now_ns() noexcept
-{
-    timespec now{};
-    clock_gettime(CLOCK_REALTIME, &now);
-    return static_cast<int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
-}
-
-bool
-interpreter_ends() noexcept
-{
-#if PY_VERSION_HEX >= 0x030D0000
-    return !Py_IsInitialized() || Py_IsFinalizing();
-#else
-    return !Py_IsInitialized() || _Py_IsFinalizing();
-#endif
-}
-
-void
-remember(oom_fact fact) noexcept
-{
-    oom_state &state = oom();
-    const std::lock_guard<std::mutex> guard(state.lock);
-    fact.number = ++state.noted;
-    state.facts[(fact.number - 1) % MOST_OOM_FACTS] = fact;
-}
-
-/* What was raised becomes text, and is forgotten; with the GIL. */
-void
-keep_error() noexcept
-{
-    PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    PyObject *text = value == nullptr ? nullptr : PyObject_Repr(value);
-    if (text == nullptr) {
-        PyErr_Clear();
-        text = PyUnicode_FromString("an exception without a text");
-        PyErr_Clear();
-    }
-    Py_XDECREF(oom().error);
-    oom().error = text;
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-}
-
-/* Taking the GIL ends this thread, by unwinding it, once the interpreter ends. */
-void
-call_listener(const oom_fact &fact)
-{
-    const PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
-    PyErr_Fetch(&type, &value, &trace);
-    PyObject *listener = oom().listener;
-    Py_XINCREF(listener);
-    if (listener != nullptr) {
-        PyObject *result = PyObject_CallFunction(
-            listener, "LKKKLL", static_cast<long long>(fact.device),
-            static_cast<unsigned long long>(fact.asked),
-            static_cast<unsigned long long>(fact.total),
-            static_cast<unsigned long long>(fact.free),
-            static_cast<long long>(fact.time_ns), static_cast<long long>(fact.thread));
-        if (result == nullptr) {
-            keep_error();
-        }
-        Py_XDECREF(result);
-        Py_DECREF(listener);
-    }
-    PyErr_Restore(type, value, trace);
-    PyGILState_Release(gil);
-}
+/* OOMs of each device. */
+std::atomic<uint64_t> oom_counts[MOST_DEVICES] = {};
 
 /* ---- forks ---------------------------------------------------------------------- */
 
@@ -172,13 +75,11 @@ fork_lock() noexcept
     backend_lock();
     uses_lock();
     rings().lock.lock();
-    oom().lock.lock();
 }
 
 void
 fork_unlock() noexcept
 {
-    oom().lock.unlock();
     rings().lock.unlock();
     uses_unlock();
     backend_unlock();
@@ -330,77 +231,15 @@ rings_facts(ring_fact out[MOST_DEVICES])
 }
 
 void
-oom_note(int64_t device, uint64_t asked, uint64_t total, uint64_t free)
+oom_note(int32_t device) noexcept
 {
-    try {
-        oom_fact fact{};
-        fact.time_ns = now_ns();
-        fact.device = device;
-        fact.asked = asked;
-        fact.total = total;
-        fact.free = free;
-        fact.thread = static_cast<int64_t>(syscall(SYS_gettid));
-        remember(fact);
-        if (device >= 0 && device < MOST_DEVICES) {
-            oom().counts[device].fetch_add(1);
-        }
-        /* What the callable itself runs out of is a fact, and not told to it. */
-        if (oom().listened.load() && !oom_in_listener && !interpreter_ends()) {
-            oom_in_listener = true;
-            call_listener(fact);
-            oom_in_listener = false;
-        }
-    } catch (abi::__forced_unwind &) {
-        /* The interpreter ended meanwhile, and ends this thread: nothing may hold it.
-         */
-        throw;
-    } catch (...) {
-        /* An observer that throws would take the place of the OOM error. */
-        oom_in_listener = false;
-    }
+    oom_counts[device].fetch_add(1);
 }
 
 uint64_t
 oom_count(int32_t device) noexcept
 {
-    if (device >= 0) {
-        return device < MOST_DEVICES ? oom().counts[device].load() : 0;
-    }
-    uint64_t sum = 0;
-    for (const auto &count : oom().counts) {
-        sum += count.load();
-    }
-    return sum;
-}
-
-size_t
-oom_facts(oom_fact out[MOST_OOM_FACTS]) noexcept
-{
-    oom_state &state = oom();
-    const std::lock_guard<std::mutex> guard(state.lock);
-    const uint64_t count = std::min<uint64_t>(state.noted, MOST_OOM_FACTS);
-    for (uint64_t i = 0; i < count; i++) {
-        out[i] = state.facts[(state.noted - count + i) % MOST_OOM_FACTS];
-    }
-    return count;
-}
-
-void
-oom_listen(PyObject *callable) noexcept
-{
-    PyObject *before = oom().listener;
-    Py_XINCREF(callable);
-    oom().listener = callable;
-    oom().listened.store(callable != nullptr);
-    Py_XDECREF(before);
-}
-
-PyObject *
-oom_listener_error() noexcept
-{
-    PyObject *text = oom().error == nullptr ? Py_None : oom().error;
-    Py_INCREF(text);
-    return text;
+    return device >= 0 && device < MOST_DEVICES ? oom_counts[device].load() : 0;
 }
 
 namespace

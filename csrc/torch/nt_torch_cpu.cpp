@@ -408,10 +408,10 @@ class memory_watch final : public memory_listener
     }
 
     void
-    reportOutOfMemory(int64_t size, size_t total, size_t, c10::Device device) override
+    reportOutOfMemory(int64_t, size_t, size_t, c10::Device device) override
     {
         if (device.is_cpu()) {
-            oom_note(0, static_cast<uint64_t>(size), total, 0);
+            oom_note(0);
         }
     }
 };
@@ -623,18 +623,6 @@ void
 backend_unlock() noexcept
 {
     state().lock.unlock();
-}
-
-void
-backend_attach_oom()
-{
-    /* The watch tells of OOMs in any case, as long as it is recording. */
-}
-
-bool
-backend_oom_attached() noexcept
-{
-    return state().ring != nullptr;
 }
 
 void

@@ -173,7 +173,6 @@ struct backend_state {
         lock; /* guards what follows; taken before a device's lock, never after */
     bool attached = false; /* with rings */
     bool tracked = false;
-    bool oom_attached = false;
     int devices = 0;
     uint64_t events = 0; /* asked for, of each ring */
 };
@@ -396,12 +395,6 @@ on_event(const trace_entry &event) noexcept
     if (ring != nullptr) {
         push(slots[device], ring, event, mode);
     }
-}
-
-void
-on_oom(int64_t device, size_t asked, size_t total, size_t free)
-{
-    oom_note(device, asked, total, free);
 }
 
 /* PyTorch's allocator, once CUDA is initialised; nullptr before. It stays what it is
@@ -784,23 +777,6 @@ backend_lock() noexcept
 void
 backend_unlock() noexcept
 {
-}
-
-void
-backend_attach_oom()
-{
-    cca::CUDAAllocator &allocator = allocator_required();
-    const std::lock_guard<std::mutex> guard(state().lock);
-    if (!state().oom_attached) {
-        allocator.attachOutOfMemoryObserver(&on_oom);
-        state().oom_attached = true;
-    }
-}
-
-bool
-backend_oom_attached() noexcept
-{
-    return state().oom_attached;
 }
 
 void

@@ -205,8 +205,6 @@ module_state(PyObject *, PyObject *)
                   put(dict, "attached", PyBool_FromLong(backend_attached())) &&
                   put(dict, "active", PyBool_FromLong(mode != 0)) &&
                   put(dict, "frames", PyLong_FromUnsignedLong(mode_frames(mode))) &&
-                  put(dict, "oom_attached", PyBool_FromLong(backend_oom_attached())) &&
-                  put(dict, "ooms", PyLong_FromUnsignedLongLong(oom_count(-1))) &&
                   put(dict, "rings", ring_facts());
     const char *name = nullptr;
     uint64_t value = 0;
@@ -315,64 +313,6 @@ module_differs(PyObject *, PyObject *)
     return PyUnicode_FromString(differs.c_str());
 }
 
-PyDoc_STRVAR(attach_oom_doc, "attach_oom($module, /)\n--\n\n"
-                             "Attach the out-of-memory observer, once.");
-
-PyObject *
-module_attach_oom(PyObject *, PyObject *)
-{
-    return none_after([] { backend_attach_oom(); });
-}
-
-PyDoc_STRVAR(
-    oom_listen_doc,
-    "oom_listen($module, callable, /)\n--\n\n"
-    "Call `callable(device, asked, total, free, time_ns, thread)` at each OOM;\n"
-    "None ends it.");
-
-PyObject *
-module_oom_listen(PyObject *, PyObject *callable)
-{
-    oom_listen(callable == Py_None ? nullptr : callable);
-    Py_RETURN_NONE;
-}
-
-PyDoc_STRVAR(oom_error_doc, "oom_error($module, /)\n--\n\n"
-                            "What the callable of `oom_listen` raised last, as text.");
-
-PyObject *
-module_oom_error(PyObject *, PyObject *)
-{
-    return oom_listener_error();
-}
-
-PyDoc_STRVAR(oom_facts_doc,
-             "oom_facts($module, /)\n--\n\n"
-             "The last OOMs as (number, device, asked, total, free, time_ns, thread).");
-
-PyObject *
-module_oom_facts(PyObject *, PyObject *)
-{
-    oom_fact facts[MOST_OOM_FACTS];
-    const size_t count = oom_facts(facts);
-    PyObject *list = PyList_New(0);
-    for (size_t i = 0; list != nullptr && i < count; i++) {
-        const oom_fact &fact = facts[i];
-        PyObject *row = Py_BuildValue(
-            "KLKKKLL", static_cast<unsigned long long>(fact.number),
-            static_cast<long long>(fact.device),
-            static_cast<unsigned long long>(fact.asked),
-            static_cast<unsigned long long>(fact.total),
-            static_cast<unsigned long long>(fact.free),
-            static_cast<long long>(fact.time_ns), static_cast<long long>(fact.thread));
-        if (row == nullptr || PyList_Append(list, row) != 0) {
-            Py_CLEAR(list);
-        }
-        Py_XDECREF(row);
-    }
-    return list;
-}
-
 PyDoc_STRVAR(
     set_text_doc,
     "set_text($module, text, /)\n--\n\n"
@@ -476,10 +416,6 @@ PyMethodDef module_methods[] = {
     {"state", module_state, METH_NOARGS, state_doc},
     {"device_stats", module_device_stats, METH_O, device_stats_doc},
     {"differs", module_differs, METH_NOARGS, differs_doc},
-    {"attach_oom", module_attach_oom, METH_NOARGS, attach_oom_doc},
-    {"oom_listen", module_oom_listen, METH_O, oom_listen_doc},
-    {"oom_error", module_oom_error, METH_NOARGS, oom_error_doc},
-    {"oom_facts", module_oom_facts, METH_NOARGS, oom_facts_doc},
     {"uses_begin", module_uses_begin, METH_NOARGS, uses_begin_doc},
     {"uses_end", module_uses_end, METH_NOARGS, uses_end_doc},
     {"uses_touch", module_uses_touch, METH_VARARGS, uses_touch_doc},

@@ -28,8 +28,7 @@ from neutracer.cli.parts import (
     write_reports,
 )
 from neutracer.errors import NeutracerError, TensorCycleWarning, missing
-from neutracer.heap.tensor_cycles import cycle_run
-from neutracer.heap.watch import warn_tensor_cycles
+from neutracer.heap.tensor_cycles import cycle_run, warn_tensor_cycles
 from neutracer.recording.long_history import RECORDERS
 from neutracer.recording.program import (
     UnreportedError,
@@ -143,7 +142,7 @@ def _run(options: argparse.Namespace) -> int:
             stacks=options.stacks,
             context=options.context,
             recorder=options.recorder,
-            modules=options.modules,
+            modules=True if options.modules else None,
             pinned=options.pinned,
             uses=options.uses,
             every_s=None if options.every is None else options.every * 60,

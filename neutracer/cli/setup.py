@@ -28,9 +28,7 @@ from neutracer.cli.parts import (
 )
 from neutracer.errors import NeutracerError, UnavailableError, missing, pip_install
 from neutracer.hooks.build import PREBUILT, find, installed_torch, obstacle, passed_over, target
-from neutracer.hooks.shim import HookState, state
-from neutracer.monitor.devices import visible_devices
-from neutracer.recording.long_history import is_attached
+from neutracer.monitor.device_report import visible_devices
 from neutracer.render.document import Block, Copyable, Document, Paragraph, Table, clean
 from neutracer.render.report import PlainRow, Report
 from neutracer.render.text import write
@@ -109,7 +107,7 @@ def environment(version: str) -> EnvironmentReport:
     """Inspect the installation without importing packages or touching CUDA."""
     parts = [_torch(), _devices()]
     parts += [Part(name, _version(name), use, pip_install(name)) for name, use in _PACKAGES]
-    parts += [_zstd(), _graphviz(), _heap(), *_hooks(), *_observer()]
+    parts += [_zstd(), _graphviz(), _heap(), _hooks()]
     return EnvironmentReport(
         neutracer=version,
         python=f"{platform.python_implementation()} {platform.python_version()}",
@@ -169,45 +167,22 @@ def _heap() -> Part:
     return Part("Python's heap", "known", use, "")
 
 
-def _hooks() -> list[Part]:
+def _hooks() -> Part:
     use = "live(), device figures without the GIL"
     try:
         goal = target()
         path = find(goal)
     except UnavailableError as error:
-        return [Part("Hooks", "", use, error.install)]
-    now = state()
-    if now is not None:
-        path = Path(now.built_at)
+        return Part("Hooks", "", use, error.install)
     note = "; ".join(f"passed over: {reason}" for reason in passed_over(goal))
     if path is None:
         install = f"compiled at first use for torch {goal.torch.version}, or by setup hooks"
         hindered = obstacle(goal)
         absent = "missing" if hindered else "not built yet"
-        return [Part("Hooks", "", use, hindered or install, note, absent)]
+        return Part("Hooks", "", use, hindered or install, note, absent)
     place = str(path.parent.parent).replace(os.path.expanduser("~"), "~", 1)
     place = "part of this wheel" if path.is_relative_to(PREBUILT.resolve()) else f"built in {place}"
-    parts = [Part("Hooks", f"for torch {goal.torch.version}", use, "", place)]
-    return parts + ([] if now is None else _attached(now))
-
-
-def _attached(now: HookState) -> list[Part]:
-    """Callbacks attached to PyTorch, which keeps them until the process ends."""
-    parts = []
-    if now.attached:
-        doing = f"recording, {now.frames} frames an event" if now.active else "silent"
-        use = f"the last {now.events:,} events; PyTorch can't detach it"
-        parts.append(Part("Allocator tracker", f"attached, {doing}", use, ""))
-    if now.oom_attached:
-        use = f"{now.ooms:,} seen; PyTorch can't detach it"
-        parts.append(Part("Out-of-memory observer", "attached, native", use, ""))
-    return parts
-
-
-def _observer() -> list[Part]:
-    """PyTorch's own out-of-memory observer, if this process attached one."""
-    use = "reports at an OOM; PyTorch can't detach it"
-    return [Part("Out-of-memory observer", "attached", use, "")] if is_attached() else []
+    return Part("Hooks", f"for torch {goal.torch.version}", use, "", place)
 
 
 # ---- Setup -------------------------------------------------------------------------------

@@ -10,9 +10,8 @@ from typing import Any, overload
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
-from neutracer.heap.alive import OWN_FILES, Way, way_from_core
-from neutracer.heap.autograd import read_autograd
-from neutracer.heap.cycles import cut_at, node_from_core, reference_text, tensor_text
+from neutracer.heap.alive import OWN_FILES, Way, read_autograd, way_from_core
+from neutracer.heap.cycles import Cut, cut_at, finding_of, node_from_core, reference_text
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Edge, TensorFacts, devices_sum, devices_text
 from neutracer.render.document import Block, Document, Note, Paragraph, Place, Severity
@@ -26,15 +25,12 @@ _HOOKS = (
     *(".pre_hooks", ".post_hooks", ".tensor_hooks"),
 )
 
-
-@dataclass(frozen=True)
-class AutogradCut:
-    """The reference to break."""
-
-    edge: int  # Its position among the edges of the way.
-    text: str  # The reference in words: "Tensor.grad".
-    advice: str  # What to do, as a clause that begins with a verb.
-    place: Place | None = None  # Where the code to change is defined; None if unknown.
+# What to do about a gradient that has a graph, and about what a pack hook returned.
+_GRAD = (
+    "use torch.autograd.grad(..., create_graph=True) in place of "
+    "backward(create_graph=True), or set x.grad = None when the step is done"
+)
+_PACKED = "let the pack hook of saved_tensors_hooks return x.detach(), not a tensor with a graph"
 
 
 def begin_at(way: Way) -> Way:
@@ -52,7 +48,7 @@ def begin_at(way: Way) -> Way:
     )
 
 
-def choose_autograd_cut(way: Way) -> AutogradCut:
+def choose_autograd_cut(way: Way) -> Cut:
     """The best reference of a closed way to break.
 
     Example:
@@ -62,13 +58,12 @@ def choose_autograd_cut(way: Way) -> AutogradCut:
         >>> choose_autograd_cut(Way(nodes, edges)).text
         'Tensor.grad'
     """
-    for choose in _CHOICES:
-        cut = choose(way)
-        if cut is not None:
-            return cut
+    cut = _of_autograd(way, ".grad", _GRAD) or _ctx(way) or _closure(way)
+    cut = cut or _of_autograd(way, " as packed", _PACKED)
+    if cut is not None:
+        return cut
     plain = cut_at(way.nodes, way.edges, way.cut)
-    place = way.nodes[way.edges[way.cut].source].place
-    return AutogradCut(plain.edge, plain.text, plain.advice, place)
+    return replace(plain, place=way.nodes[way.edges[way.cut].source].place)
 
 
 def _rank(way: Way, edge: Edge) -> int:
@@ -83,18 +78,18 @@ def _is_ctx(way: Way, edge: Edge) -> bool:
     return edge.kind == "attribute" and way.nodes[edge.source].kind == "autograd"
 
 
-def _cut(way: Way, at: int, advice: str) -> AutogradCut:
+def _cut(way: Way, at: int, advice: str) -> Cut:
     edge = way.edges[at]
     source = way.nodes[edge.source]
     place = source.place if source.kind != "tensor" else None
-    return AutogradCut(at, reference_text(way.nodes, edge), advice, place)
+    return Cut(at, reference_text(way.nodes, edge), advice, place)
 
 
 def _find(way: Way, matches: Callable[[Edge], bool]) -> int | None:
     return next((at for at, edge in enumerate(way.edges) if matches(edge)), None)
 
 
-def _ctx(way: Way) -> AutogradCut | None:
+def _ctx(way: Way) -> Cut | None:
     at = _find(way, lambda edge: _is_ctx(way, edge))
     if at is None:
         return None
@@ -112,7 +107,7 @@ def _ctx(way: Way) -> AutogradCut | None:
     return _cut(way, at, advice)
 
 
-def _closure(way: Way) -> AutogradCut | None:
+def _closure(way: Way) -> Cut | None:
     hook = _find(way, lambda edge: edge.kind == "autograd" and edge.name.startswith(_HOOKS))
     unpack = _find(way, lambda edge: edge.kind == "autograd" and "unpack_hook" in edge.name)
     if hook is None and unpack is None:
@@ -139,30 +134,9 @@ def _closure(way: Way) -> AutogradCut | None:
     return _cut(way, at if at is not None else (hook if hook is not None else unpack) or 0, advice)
 
 
-def _packed(way: Way) -> AutogradCut | None:
-    at = _find(way, lambda edge: edge.kind == "autograd" and edge.name.endswith(" as packed"))
-    if at is None:
-        return None
-    return _cut(
-        way,
-        at,
-        "let the pack hook of saved_tensors_hooks return x.detach(), not a tensor with a graph",
-    )
-
-
-def _grad(way: Way) -> AutogradCut | None:
-    at = _find(way, lambda edge: edge.kind == "autograd" and edge.name == ".grad")
-    if at is None:
-        return None
-    return _cut(
-        way,
-        at,
-        "use torch.autograd.grad(..., create_graph=True) in place of "
-        "backward(create_graph=True), or set x.grad = None when the step is done",
-    )
-
-
-_CHOICES = (_grad, _ctx, _closure, _packed)
+def _of_autograd(way: Way, ending: str, advice: str) -> Cut | None:
+    at = _find(way, lambda edge: edge.kind == "autograd" and edge.name.endswith(ending))
+    return None if at is None else _cut(way, at, advice)
 
 
 # ---- Autograd cycles ---------------------------------------------------------------------
@@ -410,18 +384,11 @@ def _cycle(plain: Mapping[str, Any], way: Way) -> AutogradCycle:
 
 
 def _cycle_finding(cycle: AutogradCycle) -> Finding:
-    evidence = [Note(cycle.chain), *(Note(f"keeps {tensor_text(t)}") for t in cycle.tensors[:3])]
-    if cycle.tensor_count > 3:
-        evidence.append(Note(f"{format_count(cycle.tensor_count, 'tensor')} in all"))
     kind = "collectable" if cycle.collectable else "leaked" if cycle.leaked else "uncollectable"
-    return Finding(
-        kind=f"autograd_cycle_{kind}",
-        severity=_severity(cycle),
-        bytes=cycle.bytes,
-        message=cycle.headline,
-        evidence=tuple(evidence),
-        advice=(Note(f"break it: {cycle.advice}", place=cycle.place),),
-    )
+    more: tuple[Note, ...] = ()
+    if cycle.tensor_count > 3:
+        more = (Note(f"{format_count(cycle.tensor_count, 'tensor')} in all"),)
+    return finding_of(cycle, f"autograd_cycle_{kind}", _severity(cycle), *more)
 
 
 def _severity(cycle: AutogradCycle) -> Severity:

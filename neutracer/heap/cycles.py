@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
+from neutracer._native import core
 from neutracer.arguments import reader_name
+from neutracer.errors import UnavailableError
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Allocation, Edge, Node, TensorFacts, devices_sum, devices_text
-from neutracer.render.document import Place, clean
-from neutracer.render.report import PlainRow
+from neutracer.render.document import Note, Place, Severity, clean
+from neutracer.render.report import Finding, PlainRow
 from neutracer.trace.stacks import Owner, origin_here
 from neutracer.units import format_bytes, format_count, format_duration_us
 
@@ -91,15 +95,6 @@ def _advice_on(label: str, cuts: Sequence[Cut], is_proved: bool) -> str:
     return steps
 
 
-def _is_mro(nodes: Sequence[Node], edge: Edge) -> bool:
-    return nodes[edge.source].kind == "type" and edge.name == "__mro__"
-
-
-def _is_bound(nodes: Sequence[Node], way: Sequence[Edge], edge: Edge) -> bool:
-    before = way[way.index(edge) - 1]
-    return nodes[before.source].type == "functools.partial"
-
-
 def _hides_its_use(target: Node) -> bool:
     """True if a weak reference can't help: the type allows none, or it would die at once."""
     return target.is_strong or target.type == "functools.partial"
@@ -115,7 +110,7 @@ def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
             "call cache_clear() when finished, or cache by a key that is not the object: "
             f"the cache refers to it by {text}"
         )
-    if _is_mro(nodes, edge):
+    if source.kind == "type" and edge.name == "__mro__":
         return (
             f"define {source.label} once, at the top of a module: a class refers to itself, so "
             "the objects that it keeps wait for the collector"
@@ -144,7 +139,7 @@ def _advice(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
         return special(nodes, way, at)
     if source.kind == "frame":
         return f"close {source.label} when it is no longer needed, or `del {edge.name}` in it"
-    if edge.kind == "item" and _is_bound(nodes, way, edge):
+    if edge.kind == "item" and nodes[way[at - 1].source].type == "functools.partial":
         if _hides_its_use(target):
             return f"pass {_noun(target)} when the partial is called: it is bound in it"
         return f"bind a weakref.ref to {_noun(target)} in the partial, or pass it when it is called"
@@ -324,12 +319,17 @@ class TensorCycle(PlainRow):
         return self.graph._repr_html_()
 
 
-def device_filter(device: object) -> tuple[int, int]:
-    """The core's filter for a device: type and index.
+def by_shape(*groups: Iterable[TensorCycle]) -> tuple[TensorCycle, ...]:
+    """The cycles of all groups, one for each shape with the figures of all, most bytes first."""
+    shapes: dict[str, TensorCycle] = {}
+    for cycle in chain(*groups):
+        known = shapes.get(cycle.signature)
+        shapes[cycle.signature] = cycle if known is None else known.merged(cycle)
+    return tuple(sorted(shapes.values(), key=lambda cycle: -cycle.bytes))
 
-    Args:
-        device: None for every accelerator; "all"; "cpu"; "cuda", "cuda:1"; a torch.device.
-    """
+
+def device_filter(device: object) -> tuple[int, int]:
+    """The core's filter, type and index, for a device as torch names it, "all" or None."""
     if device is None:
         return ACCELERATORS, -1
     name, colon, index = str(device).partition(":")
@@ -355,6 +355,34 @@ def least_bytes(min_bytes: int) -> int:
     if bound < 0:
         raise ValueError(f"min_bytes is {bound}: it must not be negative")
     return min(bound, (1 << 64) - 1)
+
+
+def prepare_heap() -> None:
+    """Learn torch's tensor layout and check this Python's heap layout."""
+    if sys.modules.get("torch") is None:
+        raise UnavailableError("torch in this process", "import torch first")
+    core.heap_prepare()
+    core.names_prepare()
+    core.tensor_prepare()
+
+
+def garbage_held(device_type: int, index: int) -> int:
+    """Tensor bytes that only a collection would free, on the devices of a `device_filter`."""
+    found = core.find_cycles(device_type, index, 0, 0, False)["garbage"]
+    return 0 if found is None else int(found["bytes"] + found["loose_bytes"])
+
+
+def finding_of(cycle: Any, kind: str, severity: Severity, *more: Note) -> Finding:
+    """A `TensorCycle`, or an `AutogradCycle`, as a finding with more evidence."""
+    kept = [Note(f"keeps {tensor_text(tensor)}") for tensor in cycle.tensors[:3]]
+    return Finding(
+        kind=kind,
+        severity=severity,
+        bytes=cycle.bytes,
+        message=cycle.headline,
+        evidence=(Note(cycle.chain), *kept, *more),
+        advice=(Note(f"break it: {cycle.advice}", place=cycle.place),),
+    )
 
 
 # c10::DeviceType.
@@ -389,12 +417,7 @@ def cycle_from_core(
     garbage: bool,
     allocations: Mapping[int, Allocation] | None = None,
 ) -> TensorCycle:
-    """Build a cycle from the core's description.
-
-    Args:
-        plain: One entry of the result of `core.find_cycles`.
-        garbage: True if only the collector can free it.
-    """
+    """Build a cycle from one that `core.find_cycles` found in garbage, or among what is alive."""
     nodes = tuple(
         node_from_core(number, row, allocations or {}) for number, row in enumerate(plain["nodes"])
     )

@@ -11,7 +11,6 @@ import functools
 import importlib.util
 import itertools
 import json
-import json as json_text
 import math
 import re
 import signal
@@ -77,8 +76,9 @@ def _label(nodes: Sequence[Node], types: Counter[str]) -> str:
         names[name.rpartition(".")[2]] += count
     if len(names) == 1:
         return next(iter(names))
-    named = [f"{count:,} {name}" for name, count in names.most_common(_NAMED_TYPES)]
-    rest = sum(names.values()) - sum(count for _, count in names.most_common(_NAMED_TYPES))
+    most = names.most_common(_NAMED_TYPES)
+    rest = names.total() - sum(count for _, count in most)
+    named = [f"{count:,} {name}" for name, count in most]
     return ", ".join(named + [f"{rest:,} others"] * (rest > 0))
 
 
@@ -94,15 +94,14 @@ def _tensor(tensors: Sequence[TensorFacts | None]) -> TensorFacts | None:
     first = tensors[0]
     if first is None:
         return None
-    for other in tensors:
-        if other is None or (other.shape, other.dtype, other.device) != (
-            first.shape,
-            first.dtype,
-            first.device,
-        ):
-            return None
+    if any(_facts(other) != _facts(first) for other in tensors):
+        return None
     same = all(other is not None and other.frames == first.frames for other in tensors)
     return replace(first, storage=0, data_ptr=0, frames=first.frames if same else ())
+
+
+def _facts(tensor: TensorFacts | None) -> Hashable:
+    return tensor and (tensor.shape, tensor.dtype, tensor.device)
 
 
 def merged_edges(edges: Iterable[Edge]) -> tuple[Edge, ...]:
@@ -228,7 +227,10 @@ def _grouped(colours: list[int], fixed: dict[int, Hashable]) -> list[Hashable]:
 
 def _colours(graph: GraphData, fixed: dict[int, Hashable]) -> list[int]:
     """Equal numbers for nodes whose surroundings look alike, to a distance of `_ROUNDS`."""
-    colours = _numbered(fixed.get(node.id) or _looks(node) for node in graph.nodes)
+    colours = _numbered(
+        fixed.get(node.id) or (node.type, node.label, node.kind, node.place, _facts(node.tensor))
+        for node in graph.nodes
+    )
     for _ in range(_ROUNDS):
         around: list[set[Hashable]] = [set() for _ in colours]
         for edge in graph.edges:
@@ -244,10 +246,7 @@ def _rough_colours(
     graph: GraphData, fixed: dict[int, Hashable], kept: dict[int, Hashable]
 ) -> list[int]:
     """Equal numbers for nodes of one type at one distance from the cycle."""
-    near: dict[Hashable, list[Hashable]] = {node.id: [] for node in graph.nodes}
-    for edge in graph.edges:
-        near[edge.source].append(edge.target)
-        near[edge.target].append(edge.source)
+    near = _neighbours(graph, [node.id for node in graph.nodes])
     distance: dict[Hashable, int] = {}
     for key, other in _spread(near, sorted(fixed)).items():
         distance[key] = 0 if key == other else distance[other] + 1
@@ -256,15 +255,18 @@ def _rough_colours(
     )
 
 
+def _neighbours(graph: GraphData, keys: Sequence[Hashable]) -> dict[Hashable, list[Hashable]]:
+    """The keys of neighbours in either direction, by the key of a node."""
+    near: dict[Hashable, list[Hashable]] = {key: [] for key in keys}
+    for edge in graph.edges:
+        near[keys[edge.source]].append(keys[edge.target])
+        near[keys[edge.target]].append(keys[edge.source])
+    return near
+
+
 def _numbered(keys: Iterable[Hashable]) -> list[int]:
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]
-
-
-def _looks(node: Node) -> Hashable:
-    tensor = node.tensor
-    facts = tensor and (tensor.shape, tensor.dtype, tensor.device)
-    return (node.type, node.label, node.kind, node.place, facts)
 
 
 def _cut_far(
@@ -277,12 +279,9 @@ def _cut_far(
     if len(set(keys)) <= most_nodes:
         return list(keys)
     weight: Counter[Hashable] = Counter()
-    near: dict[Hashable, list[Hashable]] = {key: [] for key in keys}
     for node in graph.nodes:
         weight[keys[node.id]] += node.bytes
-    for edge in graph.edges:
-        near[keys[edge.source]].append(keys[edge.target])
-        near[keys[edge.target]].append(keys[edge.source])
+    near = _neighbours(graph, keys)
     before = _spread(near, [fixed[i] for i in sorted(fixed)])
     ways: dict[Hashable, None] = {}
     for key, held in weight.most_common(_KEPT_TENSORS):
@@ -552,6 +551,14 @@ _SMALL_SIZE = "9.5"
 _MORE_HEIGHT = 0.75
 _MORE_WIDTH = 1.0
 
+# Fill, border and ink of boxes by their role.
+_BOXES = {
+    "tensor": (LIGHT.red_fill, LIGHT.red, LIGHT.ink),
+    "cycle": (LIGHT.surface, LIGHT.grey, LIGHT.ink),
+    "root": (LIGHT.page, LIGHT.ink, LIGHT.ink),
+    "plain": (LIGHT.surface, LIGHT.line, LIGHT.grey),
+}
+
 Attributes = dict[str, str]
 
 
@@ -567,10 +574,6 @@ class Plan:
     edge: Attributes
     nodes: tuple[tuple[str, Attributes], ...]
     edges: tuple[tuple[str, str, Attributes], ...]  # Tail, head and attributes of each edge.
-
-    def to_dict(self) -> dict[str, object]:
-        """The plan as plain data for JSON."""
-        return asdict(self)
 
 
 def plan(scene: Scene, *, headings: bool = True) -> Plan:
@@ -639,12 +642,8 @@ def _edge_label(lines: tuple[str, ...], end: str = r"\n") -> str:
 
 
 def _dot_node(box: Box, name: str) -> Attributes:
-    fill, border, ink, pen = {
-        "tensor": (LIGHT.red_fill, LIGHT.red, LIGHT.ink, "1.5"),
-        "cycle": (LIGHT.surface, LIGHT.grey, LIGHT.ink, "1.2"),
-        "root": (LIGHT.page, LIGHT.ink, LIGHT.ink, "1.2"),
-        "plain": (LIGHT.surface, LIGHT.line, LIGHT.grey, "0.8"),
-    }[box.role]
+    fill, border, ink = _BOXES[box.role]
+    pen = {"tensor": "1.5", "plain": "0.8"}.get(box.role, "1.2")
     attributes = {
         "label": _edge_label(box.lines),
         "id": name,
@@ -680,24 +679,21 @@ def _edge(arrow: Arrow, name: str, named: bool) -> Attributes:
 
 def dot_text(drawn: Plan) -> str:
     """The plan in the DOT language, in its first form."""
-    frame = drawn.frame is not None
-    lines = ["digraph objects {", *_statement("  graph", drawn.graphs[0])]
-    lines += _statement("  layout=" + _quoted(drawn.engine), None)
-    lines += [*_statement("  node", drawn.node), *_statement("  edge", drawn.edge)]
+    lines = ["digraph objects {", _statement("graph", drawn.graphs[0])]
+    lines.append(f"  layout={_quoted(drawn.engine)};")
+    lines += [_statement("node", drawn.node), _statement("edge", drawn.edge)]
     if drawn.frame is not None:
-        lines += ["  subgraph cluster_frame {", *_statement("  graph", drawn.frame)]
-    for name, attributes in drawn.nodes:
-        lines += _statement("  " + _quoted(name), attributes)
+        lines += ["  subgraph cluster_frame {", _statement("graph", drawn.frame)]
+    lines += [_statement(_quoted(name), attributes) for name, attributes in drawn.nodes]
     for tail, head, attributes in drawn.edges:
-        lines += _statement(f"  {_quoted(tail)} -> {_quoted(head)}", attributes)
-    return "\n".join([*lines, *["  }"] * frame, "}"]) + "\n"
+        lines.append(_statement(f"{_quoted(tail)} -> {_quoted(head)}", attributes))
+    ends = ["}"] if drawn.frame is None else ["  }", "}"]
+    return "\n".join([*lines, *ends]) + "\n"
 
 
-def _statement(what: str, attributes: Attributes | None) -> list[str]:
-    if attributes is None:
-        return [what + ";"]
+def _statement(what: str, attributes: Attributes) -> str:
     listed = " ".join(f"{name}={_quoted(value)}" for name, value in attributes.items())
-    return [f"{what} [{listed}];"]
+    return f"  {what} [{listed}];"
 
 
 def _quoted(text: str) -> str:
@@ -755,12 +751,7 @@ def text_of(line: str) -> str:
 
 
 def picture(body: str, box: tuple[float, float, float, float], words: str) -> str:
-    """The SVG document.
-
-    Args:
-        box: The view box: left, top, width and height, in points.
-        words: A description for screen readers.
-    """
+    """The SVG document; `box` is left, top, width and height in points, `words` its label."""
     shown = {
         "xmlns": "http://www.w3.org/2000/svg",
         "class": "nt-graph",
@@ -817,12 +808,19 @@ class _Writer:
 
     def _about(self, kind: str, number: int) -> tuple[dict[str, str], str]:
         if kind == "n":
-            box = self._scene.boxes[number]
-            about = {"class": f"nt-node nt-{box.role}", "data-node": str(number)}
-            return about, element("title", {}, escape(self._box_words[number]))
-        arrow = self._scene.arrows[number]
-        about = {"class": f"nt-edge nt-{arrow.role}", "data-edge": str(number)}
-        return about, element("title", {}, escape(" ".join(arrow.lines)))
+            return _about_box(self._scene.boxes[number], number, self._box_words[number])
+        return _about_arrow(self._scene.arrows[number], number)
+
+
+def _about_box(box: Box, number: int, words: str) -> tuple[dict[str, str], str]:
+    """The attributes of a box's group, and its title."""
+    about = {"class": f"nt-node nt-{box.role}", "data-node": str(number)}
+    return about, element("title", {}, escape(words))
+
+
+def _about_arrow(arrow: Arrow, number: int) -> tuple[dict[str, str], str]:
+    about = {"class": f"nt-edge nt-{arrow.role}", "data-edge": str(number)}
+    return about, element("title", {}, escape(" ".join(arrow.lines)))
 
 
 # ---- Layout ------------------------------------------------------------------------------
@@ -869,17 +867,15 @@ def lay_out(scene: Scene, box_words: tuple[str, ...]) -> str:
     ranks = _ranks(scene)
     ways, columns = _columns(scene, ranks)
     spots = _spots(scene, columns)
-    arrows = [_arrow(arrow, i, [spots[at] for at in ways[i]]) for i, arrow in _last_red(scene)]
+    # Red ones last: they are on top.
+    drawn = sorted(enumerate(scene.arrows), key=lambda entry: entry[1].role != "plain")
+    arrows = [_arrow(arrow, i, [spots[at] for at in ways[i]]) for i, arrow in drawn]
     boxes = [_placed_box(box, i, spots[i], box_words[i]) for i, box in enumerate(scene.boxes)]
     width = max((spot.right for spot in spots.values()), default=0.0)
     height = max((spot.y + spot.height for spot in spots.values()), default=0.0)
     # Leave room for a loop and its name at the right.
     shown = (-_MARGIN, -_MARGIN, width + 6 * _MARGIN, height + 2 * _MARGIN)
     return picture("".join(boxes + arrows), shown, " ".join(scene.title) or "Object graph")
-
-
-def _last_red(scene: Scene) -> list[tuple[int, Arrow]]:
-    return sorted(enumerate(scene.arrows), key=lambda entry: entry[1].role != "plain")
 
 
 def _ranks(scene: Scene) -> list[int]:
@@ -1005,12 +1001,7 @@ def _svg_text(lines: tuple[str, ...], x: float, middle: float, colour: str, size
 
 
 def _placed_box(box: Box, number: int, spot: _Spot, words: str) -> str:
-    fill, border = {
-        "tensor": (LIGHT.red_fill, LIGHT.red),
-        "cycle": (LIGHT.surface, LIGHT.grey),
-        "root": (LIGHT.page, LIGHT.ink),
-        "plain": (LIGHT.surface, LIGHT.line),
-    }[box.role]
+    fill, border, ink = _BOXES[box.role]
     frame = {
         "x": f"{spot.x:.1f}",
         "y": f"{spot.y:.1f}",
@@ -1022,11 +1013,10 @@ def _placed_box(box: Box, number: int, spot: _Spot, words: str) -> str:
         "stroke-width": "1.5" if box.role == "tensor" else "1",
     }
     behind = {**frame, "x": f"{spot.x + 4:.1f}", "y": f"{spot.y + 4:.1f}"}
-    ink = LIGHT.grey if box.role == "plain" else LIGHT.ink
     text = _svg_text(box.lines, spot.x + spot.width / 2, spot.middle, ink, "11")
     shapes = (element("rect", behind) if box.stacked else "") + element("rect", frame)
-    about = {"class": f"nt-node nt-{box.role}", "data-node": str(number)}
-    return element("g", about, element("title", {}, escape(words)) + shapes + text)
+    about, title = _about_box(box, number, words)
+    return element("g", about, title + shapes + text)
 
 
 def _curve(way: list[_Spot]) -> tuple[str, tuple[float, float], str]:
@@ -1077,9 +1067,8 @@ def _arrow(arrow: Arrow, number: int, way: list[_Spot]) -> str:
         line["stroke-dasharray"] = "5,3"
     head = {"points": tip, "fill": colour, "stroke": colour}
     text = _svg_text(arrow.lines, x, y, colour, "9.5")
-    about = {"class": f"nt-edge nt-{arrow.role}", "data-edge": str(number)}
     shapes = element("path", line) + element("polygon", head)
-    title = element("title", {}, escape(" ".join(arrow.lines)))
+    about, title = _about_arrow(arrow, number)
     return element("g", about, title + shapes + text)
 
 
@@ -1107,7 +1096,7 @@ def render(plan: Plan, form: str) -> bytes:
     module = _module_path()
     if module is None or not sys.executable:
         raise UnavailableError("drawing with Graphviz", _INSTALL)
-    request = {"format": form, "seconds": _TIMEOUT, "plan": plan.to_dict()}
+    request = {"format": form, "seconds": _TIMEOUT, "plan": asdict(plan)}
     return _drawn(module, json.dumps(request, sort_keys=True).encode("ascii"), _TIMEOUT)
 
 
@@ -1252,12 +1241,7 @@ _KEYS = (
 
 
 def page(graph: GraphData, svg: str, *, without_graphviz: str = "") -> str:
-    """The page of a graph.
-
-    Args:
-        svg: Its picture, from `parts_of` or `lay_out`.
-        without_graphviz: The reason for a plainer layout; empty for Graphviz's.
-    """
+    """The page of a graph with its picture; `without_graphviz` is why its layout is plainer."""
     title, *more = [line for line in graph.title.split("\n") if line.strip()] or ["Object graph"]
     notes = [*graph.notes, *([without_graphviz] if without_graphviz else [])]
     body = (
@@ -1331,7 +1315,7 @@ def _plain(text: str) -> str:
 
 def _data(graph: GraphData) -> str:
     """The details as JSON, escaped for a script element."""
-    shared = _shared_storages(graph)
+    shared = Counter(node.tensor.storage for node in graph.nodes if node.tensor)
     details: dict[str, Any] = {
         "nodes": [_node(node, shared) for node in graph.nodes],
         "edges": [
@@ -1354,15 +1338,7 @@ def _role(edge: Edge) -> str:
     return "break here" if edge.cut else "in the cycle" if edge.in_cycle else ""
 
 
-def _shared_storages(graph: GraphData) -> dict[int, int]:
-    shared: dict[int, int] = {}
-    for node in graph.nodes:
-        if node.tensor and node.tensor.storage:
-            shared[node.tensor.storage] = shared.get(node.tensor.storage, 0) + 1
-    return shared
-
-
-def _node(node: Node, shared: dict[int, int]) -> dict[str, Any]:
+def _node(node: Node, shared: Counter[int]) -> dict[str, Any]:
     facts = [("type", _plain(node.type)), ("kind", _plain(node.kind))]
     if node.count > 1:
         facts.append(("represents", format_count(node.count, "object")))
@@ -1384,7 +1360,7 @@ def _node(node: Node, shared: dict[int, int]) -> dict[str, Any]:
     }
 
 
-def _tensor_facts(tensor: TensorFacts, shared: dict[int, int]) -> list[tuple[str, str]]:
+def _tensor_facts(tensor: TensorFacts, shared: Counter[int]) -> list[tuple[str, str]]:
     facts = [
         ("shape", f"[{', '.join(map(str, tensor.shape))}]"),
         ("dtype", _plain(tensor.dtype)),
@@ -1393,8 +1369,8 @@ def _tensor_facts(tensor: TensorFacts, shared: dict[int, int]) -> list[tuple[str
     ]
     if tensor.data_ptr:
         facts.append(("address", f"{tensor.data_ptr:#x}"))
-    others = shared.get(tensor.storage, 1) - 1
-    if others:
+    others = shared[tensor.storage] - 1
+    if tensor.storage and others:
         facts.append(("storage", f"shared with {format_count(others, 'other tensor')}"))
     return facts
 
@@ -1468,7 +1444,7 @@ def graph_json(graph: GraphData) -> str:
             for i, edge in enumerate(graph.edges)
         ],
     }
-    return json_text.dumps(plain, indent=None if len(graph.nodes) > MOST_DRAWN else 2)
+    return json.dumps(plain, indent=None if len(graph.nodes) > MOST_DRAWN else 2)
 
 
 def _folded(graph: GraphData, max_nodes: int) -> GraphData:

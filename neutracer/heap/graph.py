@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from neutracer.arguments import path_name
 from neutracer.heap.objects import MOST_NODES, MOST_ON_PAGE, GraphData
@@ -35,9 +36,7 @@ class ObjectGraph(GraphData):
             ValueError: `max_nodes` is out of range.
             OSError: The file can't be written.
         """
-        from neutracer.heap import drawing
-
-        return _text(drawing.dot(self, max_nodes), path)
+        return _text(_drawing().dot(self, max_nodes), path)
 
     def to_svg(self, path: Path | None = None, *, max_nodes: int = MOST_NODES) -> str:
         """The picture as SVG, laid out by Graphviz.
@@ -52,18 +51,14 @@ class ObjectGraph(GraphData):
             NeutracerError: Graphviz failed, or took more than 30 seconds.
             OSError: The file can't be written.
         """
-        from neutracer.heap import drawing
-
-        return _text(drawing.svg(self, max_nodes), path)
+        return _text(_drawing().svg(self, max_nodes), path)
 
     def to_png(self, path: Path | None = None, *, max_nodes: int = MOST_NODES) -> bytes:
         """The picture as PNG, laid out by Graphviz; arguments and errors as `to_svg`.
 
         The Graphviz in wheels draws only SVG; resvg-py converts that to PNG.
         """
-        from neutracer.heap import drawing
-
-        return _written(drawing.png(self, max_nodes), path)
+        return _written(_drawing().png(self, max_nodes), path)
 
     def to_html(self, path: Path | None = None, *, max_nodes: int = MOST_ON_PAGE) -> str:
         """A self-contained offline page: pan, zoom, search, click for details.
@@ -78,9 +73,7 @@ class ObjectGraph(GraphData):
             ValueError: `max_nodes` is out of range.
             OSError: The file can't be written.
         """
-        from neutracer.heap import drawing
-
-        return _text(drawing.html(self, max_nodes), path)
+        return _text(_drawing().html(self, max_nodes), path)
 
     def to_json(self, path: Path | None = None) -> str:
         """The whole graph, nothing folded, in the schema "neutracer.graph/1".
@@ -91,9 +84,7 @@ class ObjectGraph(GraphData):
         Raises:
             OSError: The file can't be written.
         """
-        from neutracer.heap import drawing
-
-        return _text(drawing.graph_json(self), path)
+        return _text(_drawing().graph_json(self), path)
 
     def save(self, path: Path) -> None:
         """Write the picture to a file, in the format of its suffix.
@@ -122,9 +113,15 @@ class ObjectGraph(GraphData):
         write(name)
 
     def _repr_html_(self) -> str:
-        from neutracer.heap import drawing
+        fragment: str = _drawing().fragment(self)
+        return fragment
 
-        return drawing.fragment(self)
+
+def _drawing() -> Any:
+    """Imported when something is drawn."""
+    from neutracer.heap import drawing
+
+    return drawing
 
 
 def _text(text: str, path: Path | None) -> str:

@@ -14,7 +14,7 @@ from typing import Any, overload
 
 from neutracer._native import core
 from neutracer.arguments import running_shell
-from neutracer.heap.autograd import read_autograd
+from neutracer.heap.alive import read_autograd
 from neutracer.render.document import Block, Document, Figure, Paragraph, Severity, Table
 from neutracer.render.report import Finding, PlainRow, Report, ranked
 from neutracer.units import format_bytes, format_count

@@ -29,31 +29,20 @@ from neutracer.units import format_bytes
 MOST_NODES = 60
 MOST_ON_PAGE = 200
 
-# Display forms of an edge's name, by the kind of reference.
+# Display forms of an edge's name, by the kind of reference; others show it as it is.
 _FORMS = {
     "attribute": ".{}",
     "instance_dict": ".{}",
     "value": "[{}]",
-    "key": "{}",
     "item": "[{}]",
     "member": "member",
-    "closure": "{}",
-    "cell": "{}",
     "closure_variable": "closure {}",
-    "self": "{}",
     "function": ".{}",
     "default": "default {}",
-    "globals": "{}",
     "local": "local {}",
-    "frame": "{}",
-    "exception": "{}",
     "global": "global {}",
-    "type": "{}",
     "class": "class {}",
-    "callback": "{}",
     "field": ".{}",
-    "autograd": "{}",
-    "other": "{}",
 }
 
 
@@ -130,8 +119,7 @@ class Edge:
         source: The id of the referring node.
         target: The id of the node referred to.
         name: Its bare name: "view_callback", "'key'", "3"; "" if only C knows it.
-        kind: "attribute", "item", "value", "closure_variable", "local", "autograd" and so on:
-            a key of `_FORMS`.
+        kind: "attribute", "item", "value", "closure_variable", "local", "autograd" and so on.
         in_cycle: True for a part of the cycle shown.
         cut: True for the reference to break.
     """

@@ -14,10 +14,9 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
-from neutracer.heap.alive import Found, Way, find_ways
-from neutracer.heap.autograd import read_autograd
+from neutracer.heap.alive import Found, Way, find_ways, read_autograd
+from neutracer.heap.cycles import prepare_heap
 from neutracer.heap.objects import Edge, Node
-from neutracer.heap.watch import prepare_heap
 from neutracer.render.document import Place
 from neutracer.trace.beside import library_folders
 from neutracer.trace.snapshot import Snapshot
@@ -60,20 +59,6 @@ class _Name:
         return not self.index and self.text[:1] not in ".["
 
 
-def owner_path(ways: Sequence[Way]) -> str:
-    """The names by which several objects are held alike.
-
-    Example:
-        `history["z"]` for the items of that list, `failures → exception → traceback →
-        frame checked → batch` for what a variable of an exception's frame holds.
-    """
-    return _path_text([_joined(way) for way in ways])
-
-
-def _joined(way: Way) -> tuple[_Name, ...]:
-    return tuple(_names_of(way))
-
-
 def _names_of(way: Way) -> Iterator[_Name]:
     yield from _root_names(way)
     edges, at = way.edges, 0
@@ -106,7 +91,8 @@ def _step(way: Way, edges: Sequence[Edge], at: int) -> tuple[int, tuple[_Name, .
     if source.type.endswith(_LRU_CACHE):
         return 1 + (following is not None and following.kind == "value"), (_Name("(lru_cache)"),)
     if edge.kind == "attribute" and edge.name in _OF_MODULES and following is not None:
-        return 2, (_module_part(following.name.strip("'")),)
+        name = following.name.strip("'")
+        return 2, (_Name(f"[{name}]" if name.isdecimal() else f".{name}"),)
     if _is_of_graph(edge):
         inside = 1
         while at + inside < len(edges) and _is_of_graph(edges[at + inside]):
@@ -121,10 +107,6 @@ _OF_TENSORS = ("._base", ".grad", "._backward_hooks", "._post_accumulate_grad_ho
 
 def _is_of_graph(edge: Edge) -> bool:
     return edge.name == "grad_fn" or (edge.kind == "autograd" and edge.name not in _OF_TENSORS)
-
-
-def _module_part(name: str) -> _Name:
-    return _Name(f"[{name}]" if name.isdecimal() else f".{name}")
 
 
 def _edge_names(edge: Edge, source: Node, target: Node) -> Iterator[_Name]:
@@ -427,7 +409,7 @@ def _of_block(tensors: Sequence[Found | None], nothing: str) -> tuple[tuple[_Nam
     ways = [way for one in tensors if one is not None and not one.loose for way in one.ways]
     if ways:
         best = min(ways, key=lambda way: (_is_passing(way), len(way.edges)))
-        return _joined(best), ""
+        return tuple(_names_of(best)), ""
     known = [one for one in tensors if one is not None]
     if not known:
         return (), nothing

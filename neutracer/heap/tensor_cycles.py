@@ -1,37 +1,124 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`find_tensor_cycles`, `garbage_bytes`, `collect_on_pressure`: search the heap for cycles."""
+"""Reference cycles that hold tensors: found in the heap, seen at collections, collected in need."""
 
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, overload
 
 from neutracer._native import core
 from neutracer.arguments import callback as called_back
-from neutracer.arguments import number, whole_number
+from neutracer.arguments import number, path_name, reader_name, whole_number
+from neutracer.errors import TensorCycleWarning
 from neutracer.heap.cycles import (
+    ACCELERATORS,
     TensorCycle,
+    by_shape,
     cycle_from_core,
     cycles_graph,
     device_filter,
+    finding_of,
+    garbage_held,
     least_bytes,
-    tensor_text,
+    prepare_heap,
 )
 from neutracer.heap.graph import ObjectGraph
-from neutracer.heap.watch import CycleWatch, allocations_of_live, prepare_heap
+from neutracer.heap.objects import Allocation
 from neutracer.pickling import StaysHere
-from neutracer.recording.recorder import without_cuda
 from neutracer.recording.sidecar import rank_facts, rank_text
-from neutracer.render.document import Block, Document, Note, Paragraph, Severity
+from neutracer.render.document import Block, Document, Paragraph, Place, Severity
 from neutracer.render.report import Finding, PlainRow, Report, ranked
 from neutracer.units import format_bytes, format_count, format_share
+
+_LOGGER = logging.getLogger("neutracer")
+
+# ---- Allocation sites --------------------------------------------------------------------
+
+# PyTorch's frames on the way into the allocator, which do not help to find a place.
+_OWN_FILES = ("??", "torch/cuda/memory.py")
+
+
+def allocations_of(pointers: Iterable[int], *, are_live: bool) -> dict[int, Allocation]:
+    """The recorded allocations of storages on a CUDA device; CUDA is not initialised.
+
+    Those of memory that was just freed take a PyTorch snapshot: some microseconds per event.
+
+    Args:
+        pointers: Device addresses at which storages begin, or began; 0 is skipped.
+
+    Returns:
+        Allocations by pointer; empty while PyTorch's history is off.
+    """
+    wanted = {pointer for pointer in pointers if pointer}
+    memory = _recording_memory() if wanted else None
+    if memory is None:
+        return {}
+    return _live_allocations(memory, wanted) if are_live else _last_allocations(memory, wanted)
+
+
+def _live_allocations(memory: Any, wanted: set[int]) -> dict[int, Allocation]:
+    lookup = getattr(memory, "_allocation_traceback", None)
+    if lookup is not None:
+        stacks = {pointer: lookup(pointer) for pointer in wanted}
+    else:
+        stacks = _stacks_of_blocks(memory, wanted)
+    made = {pointer: Allocation(_places(frames or ())) for pointer, frames in stacks.items()}
+    return {pointer: allocation for pointer, allocation in made.items() if allocation.frames}
+
+
+def _last_allocations(memory: Any, wanted: set[int]) -> dict[int, Allocation]:
+    found: dict[int, Allocation] = {}
+    now_us = time.time_ns() // 1000
+    for trace in memory._snapshot()["device_traces"]:
+        for event in reversed(trace):
+            if not wanted:
+                break
+            if event["action"] == "alloc" and event["addr"] in wanted:
+                wanted.remove(event["addr"])
+                age = max(now_us - event["time_us"], 0) if event.get("time_us") else None
+                found[event["addr"]] = Allocation(_places(event.get("frames", ())), age)
+    return found
+
+
+def _recording_memory() -> Any:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda"):
+        return None
+    enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    if enabled is None or not torch.cuda.is_initialized() or not enabled():
+        return None
+    return torch.cuda.memory
+
+
+def _stacks_of_blocks(memory: Any, wanted: set[int]) -> dict[int, Any]:
+    stacks: dict[int, Any] = {}
+    for segment in memory.memory_snapshot():
+        address = segment["address"]
+        for block in segment["blocks"]:
+            start = block.get("address", address)
+            if start in wanted and block["state"] == "active_allocated":
+                stacks[start] = block.get("frames", ())
+            address = start + block["size"]
+    return stacks
+
+
+def _places(frames: Any) -> tuple[Place, ...]:
+    places = (
+        Place(str(frame["name"]), reader_name(str(frame["filename"])), int(frame["line"]))
+        for frame in frames
+    )
+    return tuple(place for place in places if not place.filename.endswith(_OWN_FILES))
+
 
 # ---- Cycles ------------------------------------------------------------------------------
 
@@ -188,13 +275,9 @@ def _cycles_report(found: dict[str, Any]) -> TensorCyclesReport:
 
 def _cycles(parts: Sequence[tuple[dict[str, Any], bool]]) -> list[TensorCycle]:
     """Build cycles from (description, is garbage) pairs, most bytes first."""
-    allocations = allocations_of_live(
-        row[6][5]
-        for part, _ in parts
-        for plain in part["cycles"]
-        for row in plain["nodes"]
-        if row[6] is not None
-    )
+    rows = (row for part, _ in parts for plain in part["cycles"] for row in plain["nodes"])
+    pointers = (row[6][5] for row in rows if row[6] is not None)
+    allocations = allocations_of(pointers, are_live=True)
     cycles = (
         cycle_from_core(plain, garbage=garbage, allocations=allocations)
         for part, garbage in parts
@@ -224,15 +307,8 @@ def garbage_bytes(device: object = None) -> int:
 
 def cycle_finding(cycle: TensorCycle) -> Finding:
     """A cycle as a finding: its chain, its tensors, the reference to break."""
-    evidence = [Note(cycle.chain), *(Note(f"keeps {tensor_text(t)}") for t in cycle.tensors[:3])]
-    return Finding(
-        kind="cycle_garbage" if cycle.garbage else "cycle_alive",
-        severity=_severity(cycle),
-        bytes=cycle.bytes,
-        message=cycle.headline,
-        evidence=tuple(evidence),
-        advice=(Note(f"break it: {cycle.advice}", place=cycle.place),),
-    )
+    kind = "cycle_garbage" if cycle.garbage else "cycle_alive"
+    return finding_of(cycle, kind, _severity(cycle))
 
 
 def _severity(cycle: TensorCycle) -> Severity:
@@ -241,6 +317,288 @@ def _severity(cycle: TensorCycle) -> Severity:
     if cycle.bytes >= _GIB:
         return Severity.SEVERE
     return Severity.SERIOUS if cycle.bytes >= 64 << 20 else Severity.MODERATE
+
+
+# ---- Watch -------------------------------------------------------------------------------
+
+# When a collection begins, the core predicts in C, without taking references, which objects the
+# collector will find; when it ends, the watch reports the cycles. The collector is unchanged.
+
+# Shapes described per collection; further ones are only counted.
+_MOST_WATCHED = 50
+
+# Counters of the whole process, from which a watch subtracts their values at its start.
+_COUNTED = ("collections", "walked", "predicted", "described", "survivors", "refused", "spent_ns")
+
+# Summed figures of repeats, apart from devices.
+_NOTHING = {"bytes": 0, "count": 0, "tensors": 0, "survivors": 0}
+
+
+def warn_tensor_cycles(
+    device: object = None,
+    min_bytes: int = 0,
+    callback: Callable[[TensorCycle], object] | None = None,
+    html_dir: str | os.PathLike[str] | None = None,
+    once_per_signature: bool = True,
+) -> CycleWatch:
+    """Warn when a garbage collection finds reference cycles that kept tensors.
+
+    A tensor in a cycle, or reachable from one, is not freed when the program drops it but
+    when Python's collector next runs. The watch inspects every collection, automatic or not,
+    and reports the objects of each cycle, the tensors they kept and the reference to break: as
+    a `TensorCycleWarning` (subject to the filters of `warnings`), to the logger "neutracer",
+    and to `callback`.
+
+    It runs no collection, sets no debug flag and keeps no object alive. It lasts until you
+    remove it, whether or not you keep its handle; several watches are independent.
+
+    Args:
+        device: The devices whose tensors count: None for all accelerators, "cpu", "cuda",
+            "cuda:1", or "all".
+        min_bytes: Ignore cycles that keep less.
+        callback: Called with each `TensorCycle` of each collection, including repeats.
+        html_dir: A folder, created if needed, for an offline page with the object graph of
+            each shape: `cycle-<signature>.html`, with a rank `cycle-<signature>-rank3.html`.
+            Forked children write none.
+        once_per_signature: Warn once per shape and count repeats; False warns in every
+            collection.
+
+    Returns:
+        The handle: `remove()` ends the watch, and so does leaving it as a context manager;
+        `cycles` lists the cycles found, and `print(watch)` summarizes them.
+
+    Raises:
+        UnavailableError: torch is not imported, or the memory layout of this Python or
+            this torch is unknown; `.install` says which and why.
+        ValueError: The device is unknown, or min_bytes is negative.
+
+    Example:
+        >>> import torch, gc, neutracer
+        >>> def leak():
+        ...     ring = [torch.zeros(1024)]
+        ...     ring.append(ring)
+        >>> with neutracer.warn_tensor_cycles(device="cpu", callback=print) as watch:
+        ...     leak()
+        ...     _ = gc.collect()    # doctest: +SKIP
+        >>> len(watch.cycles)       # doctest: +SKIP
+        1
+    """
+    min_bytes = least_bytes(min_bytes)
+    called_back("callback", callback, "cycle")
+    wanted = device_filter(device)
+    prepare_heap()
+    folder = None if html_dir is None else path_name(html_dir, "html_dir")
+    if folder is not None:
+        os.makedirs(folder, exist_ok=True)
+        # A page may be due during shutdown, when imports fail.
+        importlib.import_module("neutracer.heap.drawing")
+    watch = CycleWatch(callback, folder, once_per_signature)
+    watch._begin(*wanted, min_bytes)
+    return watch
+
+
+class CycleWatch(StaysHere, instead="it watches this process: send its .cycles"):
+    """The handle of a watch, as `warn_tensor_cycles` returns it."""
+
+    def __init__(
+        self,
+        callback: Callable[[TensorCycle], object] | None,
+        html_dir: str | None,
+        once_per_signature: bool,
+    ) -> None:
+        self._callback = callback
+        self._html_dir = html_dir
+        self._once = once_per_signature
+        self._shapes: dict[str, TensorCycle] = {}
+        # Figures of repeats not yet added to `_shapes`, by the core's signature.
+        self._repeats: dict[int, dict[str, Any]] = {}
+        self._counted_only = 0
+        self._id: int | None = None
+        self._whose = ""
+        self._process = os.getpid()
+        self._before: dict[str, Any] = {}
+        self._ended: dict[str, Any] | None = None
+
+    def _begin(self, device_type: int, device_index: int, min_bytes: int) -> None:
+        self._whose = " of an accelerator" if device_type == ACCELERATORS else ""
+        # The core owns the watch: it outlives its handle.
+        self._id = core.watch_cycles(
+            self._receive, device_type, device_index, min_bytes, _MOST_WATCHED
+        )
+        self._before = core.watch_status()
+
+    def remove(self) -> None:
+        """End the watch; a second time does nothing."""
+        if self._id is not None:
+            self._ended = self.status
+            core.unwatch_cycles(self._id)
+            self._id = None
+
+    def __enter__(self) -> CycleWatch:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+    @property
+    def cycles(self) -> tuple[TensorCycle, ...]:
+        """The cycles found so far, one entry per shape with its count, most bytes first."""
+        while self._repeats:
+            number, repeats = self._repeats.popitem()
+            signature = f"{number:016x}"
+            self._shapes[signature] = self._shapes[signature].with_figures_of(repeats)
+        return tuple(sorted(self._shapes.values(), key=lambda cycle: -cycle.bytes))
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Costs of this watch: "collections", "walked" (objects) and "spent_ns"; "refused" and
+        "refusal" for collections that could not be inspected.
+
+        Several watches share one inspection per collection, and each counts it. "longest_ns" is
+        the longest inspection of the process.
+        """
+        if self._ended is not None:
+            return dict(self._ended)
+        status: dict[str, Any] = core.watch_status()
+        # A forked child counts anew.
+        if self._process == os.getpid():
+            for name in _COUNTED:
+                status[name] -= self._before.get(name, 0)
+        return status
+
+    def __repr__(self) -> str:
+        state = "removed" if self._id is None else "on"
+        return f"<CycleWatch: {state}, {format_count(len(self._shapes), 'shape')} of cycles seen>"
+
+    def __str__(self) -> str:
+        status = self.status
+        spent = f"{status['spent_ns'] / 1e6:,.1f} ms inside the watch"
+        cost = f"{format_count(status['collections'], 'collection')} watched, {spent}"
+        lines = [f"no tensor{self._whose} was kept by a reference cycle   ({cost})"]
+        if self._shapes:
+            cycles = self.cycles
+            total = sum(cycle.bytes for cycle in cycles)
+            count = sum(cycle.count for cycle in cycles)
+            lines = [
+                f"{format_count(count, 'reference cycle')} of "
+                f"{format_count(len(cycles), 'shape')} kept {format_bytes(total)} "
+                f"until the collector ran   ({cost})"
+            ]
+            for cycle in cycles[:10]:
+                lines += ["", str(cycle)]
+            if len(cycles) > 10:
+                lines += ["", f"and {format_count(len(cycles) - 10, 'more shape')}: .cycles"]
+        if self._counted_only:
+            lines.append(f"{format_count(self._counted_only, 'more shape')} counted only")
+        if self._id is not None and not status["listed"]:
+            lines.append("gc.callbacks was cleared; the watch has stopped")
+        if status["refused"]:
+            lines.append(
+                f"{format_count(status['refused'], 'collection')} could not be inspected: "
+                f"{status['refusal']}"
+            )
+        return "\n".join(lines)
+
+    # The core calls this at the end of a collection, on the thread that ran it.
+    # Returns the signatures whose repeats need no description.
+    def _receive(self, found: Mapping[str, Any], generation: int) -> tuple[int, ...]:
+        if sys.is_finalizing():
+            # Cycles left by the interpreter's own shutdown are not the program's.
+            return ()
+        self._counted_only += found["left_out"]
+        errors: list[Exception] = []
+        for plain in found["cycles"]:
+            try:
+                if plain["nodes"] is None:
+                    self._count(plain)
+                else:
+                    self._report(plain)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        if not self._once or self._callback is not None or _LOGGER.isEnabledFor(logging.DEBUG):
+            return ()
+        return tuple(plain["signature"] for plain in found["cycles"] if plain["nodes"] is not None)
+
+    def _count(self, plain: Mapping[str, Any]) -> None:
+        more = self._repeats.setdefault(plain["signature"], dict(_NOTHING, devices={}))
+        for name in _NOTHING:
+            more[name] += plain[name]
+        for device, size in plain["devices"].items():
+            more["devices"][device] = more["devices"].get(device, 0) + size
+
+    def _report(self, plain: Mapping[str, Any]) -> None:
+        signature = f"{plain['signature']:016x}"
+        before = self._shapes.get(signature)
+        if before is None:
+            self._report_new(signature, plain)
+        else:
+            cycle = cycle_from_core(plain, garbage=True)
+            self._shapes[signature] = total = before.with_figures_of(plain)
+            text = _warning_text(cycle, total)
+            _LOGGER.debug("%s", text)
+            self._hand_on(cycle, text, warned=self._once)
+
+    def _report_new(self, signature: str, plain: Mapping[str, Any]) -> None:
+        pointers = (row[6][5] for row in plain["nodes"] if row[6] is not None)
+        allocations = allocations_of(pointers, are_live=False)
+        cycle = cycle_from_core(plain, garbage=True, allocations=allocations)
+        self._shapes[signature] = cycle
+        text = _warning_text(cycle, cycle)
+        _LOGGER.info("%s", text)
+        try:
+            # Only the parent writes pages; DataLoader workers would overwrite them.
+            if self._html_dir is not None and self._process == os.getpid():
+                rank = rank_facts()["rank"]
+                whose = "" if rank is None else f"-rank{rank}"
+                page = os.path.join(self._html_dir, f"cycle-{signature}{whose}.html")
+                cycle.graph.to_html(page)
+        finally:
+            self._hand_on(cycle, text, warned=False)
+
+    def _hand_on(self, cycle: TensorCycle, text: str, *, warned: bool) -> None:
+        try:
+            if self._callback is not None:
+                self._callback(cycle)
+        finally:
+            if not warned:
+                _warn(text, cycle)
+
+
+def _warning_text(cycle: TensorCycle, total: TensorCycle) -> str:
+    _, *rest = str(cycle).splitlines()
+    again = "" if total.count == cycle.count else f", {total.count:,} of this shape so far"
+    verb = "kept" if cycle.resurrected < cycle.count else "lives on with"
+    cycles = "a reference cycle" if cycle.count == 1 else f"{cycle.count:,} reference cycles"
+    headline = f"{cycles} {verb} {cycle.size_text} until the garbage collector ran{again}"
+    if cycle.resurrected >= cycle.count:
+        headline = f"{cycles} with {cycle.size_text} survived a collection: a finalizer kept it"
+    elif cycle.resurrected:
+        headline += f" ({cycle.resurrected:,} were brought back by a finalizer)"
+    return "\n".join([headline, *rest])
+
+
+def _module_file(cycle: TensorCycle) -> str:
+    """The file that defines a class of the cycle; "neutracer" if none is known."""
+    for node in cycle.graph.nodes:
+        name = node.type
+        while node.tensor is None and "." in name:
+            name = name.rpartition(".")[0]
+            module = sys.modules.get(name)
+            # An object of another type in sys.modules may run code on access.
+            file = vars(module).get("__file__") if type(module) is ModuleType else None
+            if isinstance(file, str):
+                return file
+    return "neutracer"
+
+
+def _warn(text: str, cycle: TensorCycle) -> None:
+    """Warn at the place of the reference to break, not where the collector ran."""
+    filename, line = _module_file(cycle), 1
+    if cycle.place is not None:
+        filename, line = cycle.place.filename, max(cycle.place.line, 1)
+    warnings.warn_explicit(text, TensorCycleWarning, filename, line)
 
 
 # ---- Cycle run ---------------------------------------------------------------------------
@@ -303,18 +661,8 @@ class CycleRunReport(Report):
 def cycle_run(
     watch: CycleWatch, program: str, exit_code: int, device: object, min_bytes: int
 ) -> CycleRunReport:
-    """Summarize a watched run and the garbage left at its end.
-
-    Args:
-        program: The script or module, for the title.
-        device: As for `find_tensor_cycles`.
-        min_bytes: As for `find_tensor_cycles`.
-    """
-    shapes = {cycle.signature: cycle for cycle in watch.cycles}
-    for cycle in find_tensor_cycles(device, min_bytes, include_alive=False):
-        before = shapes.get(cycle.signature)
-        shapes[cycle.signature] = cycle if before is None else before.merged(cycle)
-    cycles = tuple(sorted(shapes.values(), key=lambda cycle: -cycle.bytes))
+    """Summarize a program's watched run and the garbage left at its end."""
+    cycles = by_shape(watch.cycles, find_tensor_cycles(device, min_bytes, include_alive=False))
     status, facts = watch.status, rank_facts()
     return CycleRunReport(
         program=program,
@@ -334,8 +682,6 @@ def cycle_run(
 
 # A thread polls the device's use, which costs microseconds. Above a bound it walks the heap for
 # garbage, and if there is enough, runs a collection on the main thread between two bytecodes.
-
-_LOGGER = logging.getLogger("neutracer")
 
 # The wait after a walk that found little garbage; it doubles each time.
 _FIRST_WAIT_S = 1.0
@@ -432,31 +778,34 @@ def collect_on_pressure(
         raise ValueError(f"interval is {interval}: it must be seconds, above 0")
     called_back("callback", callback, "collection")
     prepare_heap()
-    measure = _CudaDevice(device)
-    index = measure.index
+    index, use = _cuda_device(device)
     collector = PressureCollector(
-        measure.use, f"cuda:{index}", fraction, min_garbage, max_garbage, interval, callback
+        use, f"cuda:{index}", fraction, min_garbage, max_garbage, interval, callback
     )
-    collector._start()
+    collector._thread.start()
     return collector
 
 
-class _CudaDevice:
-    def __init__(self, device: object) -> None:
-        torch: Any = sys.modules["torch"]
-        if not torch.cuda.is_available() or not torch.cuda.is_initialized():
-            raise without_cuda(torch)
-        chosen = torch.device("cuda" if device is None else device)
-        if chosen.type != "cuda":
-            raise ValueError(f"device is {chosen}: it must be a CUDA device")
-        self._cuda = torch.cuda
-        self.index: int = torch.cuda.current_device() if chosen.index is None else chosen.index
+def _cuda_device(device: object) -> tuple[int, Callable[[], _Use]]:
+    """The number of a device that is in use, and a function that reads its use."""
+    torch: Any = sys.modules["torch"]
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        # The recorder, which a watch does not need.
+        from neutracer.recording.recorder import without_cuda
 
-    def use(self) -> _Use:
-        free, total = self._cuda.mem_get_info(self.index)
-        allocated = self._cuda.memory_allocated(self.index)
-        cached = self._cuda.memory_reserved(self.index) - allocated
+        raise without_cuda(torch)
+    chosen = torch.device("cuda" if device is None else device)
+    if chosen.type != "cuda":
+        raise ValueError(f"device is {chosen}: it must be a CUDA device")
+    index: int = torch.cuda.current_device() if chosen.index is None else chosen.index
+
+    def use() -> _Use:
+        free, total = torch.cuda.mem_get_info(index)
+        allocated = torch.cuda.memory_allocated(index)
+        cached = torch.cuda.memory_reserved(index) - allocated
         return _Use(total - free - cached, allocated, total)
+
+    return index, use
 
 
 class PressureCollector(StaysHere, instead="it watches this process: send its .collections"):
@@ -485,9 +834,6 @@ class PressureCollector(StaysHere, instead="it watches this process: send its .c
         self._next_walk = 0.0
         self._collections: list[PressureCollection] = []
         self._thread = threading.Thread(target=self._run, name="neutracer-pressure", daemon=True)
-
-    def _start(self) -> None:
-        self._thread.start()
 
     def remove(self) -> None:
         """End it; a second time does nothing."""
@@ -534,7 +880,7 @@ class PressureCollector(StaysHere, instead="it watches this process: send its .c
 
     def _collect_if_worth_it(self) -> None:
         begin = time.monotonic()
-        garbage = self._garbage()
+        garbage = garbage_held(*self._filter)
         walked = time.monotonic() - begin
         before = self._measure()
         short = before.share >= self._fraction and garbage >= max(self._min_garbage, 1)
@@ -546,16 +892,12 @@ class PressureCollector(StaysHere, instead="it watches this process: send its .c
             self._run_collector(before, garbage)
         self._next_walk = time.monotonic() + max(self._wait_s, walked / _MOST_SHARE)
 
-    def _garbage(self) -> int:
-        found = core.find_cycles(*self._filter, 0, 0, False)["garbage"]
-        return 0 if found is None else int(found["bytes"] + found["loose_bytes"])
-
     def _run_collector(self, before: _Use, garbage: int) -> None:
         begin = time.monotonic()
         gc.collect()
         # Of cycles that hold each other through autograd's nodes one collection frees the first.
         for _ in range(_MOST_LAYERS):
-            if self._garbage() < max(self._min_garbage, 1):
+            if garbage_held(*self._filter) < max(self._min_garbage, 1):
                 break
             gc.collect()
         done = PressureCollection(

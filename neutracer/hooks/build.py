@@ -46,7 +46,10 @@ def difference(module: Any) -> str:
     """How this torch differs from the hooks' expectations, as a clause, or ""."""
     if module.backend != "cpu":
         return ""
-    return _profiler_difference() or _allocator_difference(module)
+    found = _profiler_difference()
+    if not found and (text := module.differs()):
+        found = f"its CPU allocator is another one: {text}"
+    return found
 
 
 def _profiler_difference() -> str:
@@ -59,11 +62,6 @@ def _profiler_difference() -> str:
     if not lacking:
         return ""
     return f"PyTorch's profiler does without torch.autograd.profiler.{lacking[0]}"
-
-
-def _allocator_difference(module: Any) -> str:
-    text: str = module.differs()
-    return f"its CPU allocator is another one: {text}" if text else ""
 
 
 # ---- Folder ------------------------------------------------------------------------------
@@ -171,11 +169,7 @@ def _is_unmapped(uid: int) -> bool:
 
 
 def why_not(folder: Path | None, key: str) -> str:
-    """Why a build can't be stored in a folder, with a remedy, or ""; it leaves nothing behind.
-
-    Args:
-        folder: The user's folder, None for the cache.
-    """
+    """Why a build can't be stored in a folder (None: the cache), with a remedy, or ""."""
     try:
         home, own = _cache() if folder is None else (folder, 0)
         levels = [home / key, *(home / key).parents]
@@ -205,13 +199,10 @@ def _no_room(there: Path) -> str:
 
 
 def prepare(folder: Path | None, key: str) -> Place:
-    """Make the folder of one build, or repair the existing one.
+    """Make the folder of one build below a user's folder or the cache, or repair it.
 
     Neutracer's own levels that are writable by others, as after a umask of 002, are closed to
     them; folders of the user's choice are left as they are.
-
-    Args:
-        folder: The user's folder, None for the cache.
     """
     problem = why_not(folder, key)
     if problem:

@@ -331,31 +331,26 @@ class CacheCalls:
         Devices are left out unless all calls since the beginning of the trace were noted and
         the device was idle while the trace was taken.
         """
+        found: dict[int, array[int]] = {}
         try:
-            return self._noted(before, traces) if before else {}
+            after = self.now() if before else {}
+            for device, trace in traces.items():
+                counts = after.get(device)
+                if counts is None or before.get(device) != counts:
+                    continue
+                with self._lock:
+                    # A device that is missing here has had no call since its first use.
+                    known = self._devices.get(device, _Device(UNUSED))
+                    since, last, calls = known.since, known.last, tuple(known.calls)
+                if since is None or last is None or last.waits != counts.waits:
+                    continue
+                events = places(trace(), counts, since, calls)
+                if events is not None:
+                    found[device] = events
         except Exception:
             # A later torch may differ; never lose the snapshot over the notes.
             _LOGGER.debug("calls of empty_cache() could not be noted", exc_info=True)
             return {}
-
-    def _noted(
-        self, before: Mapping[int, Counts | None], traces: Mapping[int, Callable[[], Trace]]
-    ) -> dict[int, array[int]]:
-        after = self.now()
-        found = {}
-        for device, trace in traces.items():
-            counts = after.get(device)
-            if counts is None or before.get(device) != counts:
-                continue
-            with self._lock:
-                # A device that is missing here has had no call since its first use.
-                known = self._devices.get(device, _Device(UNUSED))
-                since, last, calls = known.since, known.last, tuple(known.calls)
-            if since is None or last is None or last.waits != counts.waits:
-                continue
-            events = places(trace(), counts, since, calls)
-            if events is not None:
-                found[device] = events
         return found
 
 

@@ -144,16 +144,7 @@ live = LiveTail()
 
 
 def take(backend: str, max_events: int, *, quiet: bool = False) -> Snapshot:
-    """A snapshot from the connected hooks, whether they record or not.
-
-    Args:
-        backend: "cuda" or "cpu".
-        max_events: The most events per device.
-        quiet: Suppress warnings.
-
-    Raises:
-        UnavailableError: The allocator gave no layout.
-    """
+    """A snapshot from the connected hooks of "cuda" or "cpu", whether they record or not."""
     before = CACHE_CALLS.now() if backend == "cuda" else {}
     try:
         native, tails = core.live_snapshot(_DEVICE_TYPES[backend], max_events)

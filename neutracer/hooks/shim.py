@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loaded shim: attaching to the CUDA and CPU allocators, and OOM callbacks."""
+"""The loaded shim: attaching to the CUDA and CPU allocators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from neutracer.hooks.build import (
     FALLBACK,
     PREBUILT,
     PROFILER_FUNCTIONS,
-    Target,
     build,
     difference,
     find,
@@ -65,7 +64,9 @@ def load(*, compile: bool = True) -> Any:
         if path is None and not compile:
             raise UnavailableError("a compiled module of hooks", "run 'neutracer setup hooks'")
         try:
-            path = path or _built(goal)
+            if path is None:
+                print(_COMPILING.format(goal.torch.version), file=sys.stderr, flush=True)
+                path = build(goal)
             module = _connected(path)
         except UnavailableError as error:
             # Don't retry at every call.
@@ -82,11 +83,6 @@ def _loads(path: Path) -> bool:
     except ImportError:
         return False
     return True
-
-
-def _built(goal: Target) -> Path:
-    print(_COMPILING.format(goal.torch.version), file=sys.stderr, flush=True)
-    return build(goal)
 
 
 def _connected(path: Path) -> ModuleType:
@@ -131,11 +127,6 @@ def loaded() -> Any:
     return _shim.module
 
 
-def loaded_path() -> Path | None:
-    """The path of the loaded module, or None."""
-    return _shim.path
-
-
 def call(function: Callable[..., object], *arguments: object) -> None:
     """Call a function of the shim."""
     try:
@@ -156,8 +147,17 @@ _originals: dict[str, Callable[..., Any]] = {}
 _wrappers: dict[str, Callable[..., Any]] = {}
 
 
-def watch_cpu_thread(module: Any) -> None:
-    """Watch the calling thread."""
+def watch_thread() -> None:
+    """Also follow the calling thread's CPU allocations; a no-op for CUDA.
+
+    This covers threads that called this or `attach`, and PyTorch's work for them on other
+    threads (backward). PyTorch's profiler takes over a thread's reports while it runs, and the
+    recording before is set apart. A block freed by an unwatched thread stays in the layout
+    until its address is reused.
+    """
+    module = load()
+    if module.backend != "cpu":
+        return
     call(module.watch_thread)
     with _cpu_lock:
         profiler: Any = sys.modules.get("torch.autograd.profiler")
@@ -168,8 +168,11 @@ def watch_cpu_thread(module: Any) -> None:
                 setattr(profiler, name, wrapper)
 
 
-def unwatch_cpu_thread(module: Any) -> None:
-    """Stop watching the calling thread; the last thread removes the wrappers."""
+def unwatch_thread() -> None:
+    """Stop following the calling thread; the last one removes the wrappers."""
+    module = loaded()
+    if module is None or module.backend != "cpu":
+        return
     call(module.unwatch_thread)
     _stepped_aside.value = False
     with _cpu_lock:
@@ -218,100 +221,10 @@ def _come_back(module: Any) -> None:
             call(module.start, now["frames"])
 
 
-# ---- Out of memory -----------------------------------------------------------------------
-
-#: Kept errors of callbacks.
-_MOST_ERRORS = 32
-
-
-@dataclass(frozen=True)
-class OomFact:
-    """One out-of-memory event."""
-
-    device: int  # The device's number; 0 for the CPU's allocator.
-    asked_bytes: int
-    total_bytes: int  # The device's bytes, or the cap if a fraction is set.
-    free_bytes: int  # The device's free bytes.
-    time_ns: int  # Nanoseconds since the epoch.
-    thread_id: int  # The operating system's id of the requesting thread.
-
-
-class OomSubscription:
-    """A callback for out-of-memory events. Use as a context manager, or call `remove`."""
-
-    def __init__(self, callback: Callable[[OomFact], object]) -> None:
-        self._callback: Callable[[OomFact], object] | None = callback
-
-    def remove(self) -> None:
-        """Stop calling the callback; PyTorch keeps the idle observer."""
-        with _oom_lock:
-            self._callback = None
-            if self in _listeners:
-                _listeners.remove(self)
-
-    def __enter__(self) -> OomSubscription:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.remove()
-
-    def _notify(self, fact: OomFact) -> None:
-        callback = self._callback
-        if callback is not None:
-            callback(fact)
-
-
-_oom_lock = threading.RLock()
-_listeners: list[OomSubscription] = []
-_errors: list[str] = []
-
-
-def on_oom(callback: Callable[[OomFact], object]) -> OomSubscription:
-    """Call `callback` when the allocator runs out of memory, before the exception is raised.
-
-    It runs on the requesting thread, without the allocator's lock. Its exceptions don't reach
-    the program; `oom_errors` has them.
-    """
-    module = load()
-    subscription = OomSubscription(callback)
-    with _oom_lock:
-        call(module.attach_oom)
-        _listeners.append(subscription)
-        module.oom_listen(_on_oom)
-    return subscription
-
-
-def _on_oom(*figures: int) -> None:
-    fact = OomFact(*figures)
-    for listener in list(_listeners):
-        try:
-            listener._notify(fact)
-        except BaseException as error:
-            del _errors[: 1 - _MOST_ERRORS]
-            _errors.append(f"{type(error).__name__}: {error}")
-
-
-def oom_errors() -> list[str]:
-    """Exceptions of callbacks of `on_oom` as text, the latest last."""
-    last = None if loaded() is None else loaded().oom_error()
-    return [*_errors, *([last] if last else [])]
-
-
-def oom_facts() -> list[OomFact]:
-    """The last out-of-memory events since the observer was attached, the oldest first."""
-    if loaded() is None:
-        return []
-    rows = loaded().oom_facts()
-    return [
-        OomFact(device, asked, total, free, time_ns, thread)
-        for _, device, asked, total, free, time_ns, thread in rows
-    ]
-
-
 # ---- Attach ------------------------------------------------------------------------------
 
-# PyTorch can't detach an allocator's tracker or an out-of-memory observer: each is attached once,
-# at its first use, and costs some ten ns per event from then on, even when silent.
+# PyTorch can't detach an allocator's tracker: it is attached once, at its first use, and costs some
+# ten ns per event from then on, even when silent.
 
 _attach_lock = threading.RLock()
 
@@ -345,18 +258,13 @@ class HookState:
     """The state of the hooks in this process."""
 
     built_at: str
-    built_for: str  # The version of torch that it was built for.
     backend: str  # The allocator that is followed: "cuda" or "cpu".
     attached: bool  # The tracker is attached; it stays so until the process ends.
     active: bool
     frames: int
-    frames_refused: str  # Why no frames can be kept in this interpreter, or "".
     events: int
     pushed: dict[int, int] = field(hash=False)
-    oom_attached: bool  # The out-of-memory observer is attached; it stays so as well.
-    ooms: int
     threads: int  # Watched threads (CPU only).
-    gaps: int  # Times when PyTorch's profiler or another one had the reports (CPU only).
 
 
 def attach(events: int = 100_000, frames: int = 0) -> None:
@@ -382,19 +290,14 @@ def attach(events: int = 100_000, frames: int = 0) -> None:
 def _begin(events: int) -> None:
     _refuse_without_device()
     module = load()
-    if module.backend == "cpu":
-        watch_cpu_thread(module)
-    _note_calls(module)
+    watch_thread()
+    if module.backend == "cuda":
+        # Before events are pushed: calls of empty_cache() are noted too.
+        CACHE_CALLS.begin(sys.modules["torch"], _wanted)
     try:
         _record(module, events)
     finally:
         _note_no_calls(module)
-
-
-def _note_calls(module: Any) -> None:
-    """Note the calls of empty_cache() too; before events are pushed."""
-    if module.backend == "cuda":
-        CACHE_CALLS.begin(sys.modules["torch"], _wanted)
 
 
 def _note_no_calls(module: Any) -> None:
@@ -464,47 +367,13 @@ def state() -> HookState | None:
         return None
     now = module.state()
     return HookState(
-        built_at=str(loaded_path()),
-        built_for=module.built_for,
+        **{name: now[name] for name in ("attached", "active", "frames")},
+        built_at=str(_shim.path),
         backend=module.backend,
-        attached=now["attached"],
-        active=now["active"],
-        frames=now["frames"],
-        frames_refused=module.frames_refused,
         events=_capacity(now),
         pushed={device: pushed for device, pushed, _ in now["rings"]},
-        oom_attached=now["oom_attached"],
-        ooms=now["ooms"],
         threads=now.get("threads", 0),
-        gaps=now.get("gaps", 0),
     )
-
-
-def device_stats(device: int) -> dict[str, int]:
-    """The figures of `torch.cuda.memory_stats(device)` under the same keys, without the GIL."""
-    stats: dict[str, int] | None = load().device_stats(device)
-    if stats is None:
-        raise UnavailableError(f"device {device} in this process", "use the device first")
-    return stats
-
-
-def watch_thread() -> None:
-    """Also follow the calling thread's CPU allocations; a no-op for CUDA.
-
-    This covers threads that called this or `attach`, and PyTorch's work for them on other
-    threads (backward). PyTorch's profiler takes over a thread's reports while it runs, and the
-    recording before is set apart. A block freed by an unwatched thread stays in the layout
-    until its address is reused.
-    """
-    module = load()
-    if module.backend == "cpu":
-        watch_cpu_thread(module)
-
-
-def unwatch_thread() -> None:
-    """Stop following the calling thread."""
-    if loaded() is not None and loaded().backend == "cpu":
-        unwatch_cpu_thread(loaded())
 
 
 def _refuse_without_device() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -137,23 +138,13 @@ def __getattr__(name: str) -> Any:
     return _callback_of(Callback)
 
 
-def _wanted() -> bool:
-    return os.environ.get("NEUTRACER") == "1"
-
-
-def callbacks() -> list[Any]:
+def callbacks(package: str = "lightning.pytorch") -> list[Any]:
     """What Lightning adds to every Trainer: the callback where NEUTRACER=1, else nothing."""
-    if not _wanted():
+    if os.environ.get("NEUTRACER") != "1":
         return []
-    from lightning.pytorch import Callback
-
-    return [_callback_of(Callback)()]
+    return [_callback_of(importlib.import_module(package).Callback)()]
 
 
 def pytorch_lightning_callbacks() -> list[Any]:
     """The same for the package pytorch_lightning."""
-    if not _wanted():
-        return []
-    from pytorch_lightning import Callback
-
-    return [_callback_of(Callback)()]
+    return callbacks("pytorch_lightning")

@@ -122,25 +122,20 @@ class Meter:
 
     Args:
         before_setup: `allocated()` before its fixtures were made.
-        lines: Record the allocator's history, to find lines.
         empty_cache: Begin with an empty cache.
-        cycles: Devices on which to watch for reference cycles, like "all".
-        min_bytes: Ignore cycles that keep less.
+        cycles: Devices on which to watch for reference cycles, and the least bytes of one.
     """
 
     def __init__(
         self,
         before_setup: dict[int, int],
         *,
-        lines: bool = True,
         empty_cache: bool = False,
-        cycles: object = "all",
-        min_bytes: int = 0,
+        cycles: tuple[object, int] = ("all", 0),
     ) -> None:
         self._before_setup = before_setup
-        self._lines = lines
         self._empty_cache = empty_cache
-        self._cycles = (cycles, min_bytes)
+        self._cycles = cycles
         self._found: list[neutracer.TensorCycle] = []
         self._watch: neutracer.reports.CycleWatch | None = None
         self._recording: neutracer.reports.Recording | None = None
@@ -163,8 +158,7 @@ class Meter:
         self._start = allocated()
         self._watch_cycles()
         self._began_us = time.time_ns() // 1000
-        if self._lines:
-            self._record()
+        self._record()
 
     def _watch_cycles(self) -> None:
         # pytest restores the filters when the test is over.
@@ -284,10 +278,12 @@ class Meter:
 
     def _first_event(self, timeline: neutracer.Timeline) -> int:
         """The test's first event; a history started by the program has earlier ones too."""
-        if not self._joined:
-            return 0
-        times = timeline.time_us
-        return next((k for k in range(len(times)) if times[k] >= self._began_us), len(times))
+        return _first_since(timeline, self._began_us) if self._joined else 0
+
+
+def _first_since(timeline: Timeline, begin_us: int) -> int:
+    times = timeline.time_us
+    return next((k for k in range(len(times)) if times[k] >= begin_us), len(times))
 
 
 def places_of(timeline: neutracer.Timeline, first: int) -> list[Place]:
@@ -323,15 +319,7 @@ def _places(timeline: neutracer.Timeline, event: int, first: int) -> list[Place]
 
 
 class RehearsedMeter:
-    """Measures one test like `Meter`, on a rehearsed card.
-
-    Args:
-        device: The card's name, or a part of it.
-
-    Raises:
-        ValueError: The table has no such card.
-        UnavailableError: There is no torch.
-    """
+    """Measures one test like `Meter`, on a rehearsed card; `device` is a part of its name."""
 
     def __init__(self, device: str) -> None:
         try:
@@ -352,11 +340,7 @@ class RehearsedMeter:
         self.measured = Measured()
 
     def enter(self) -> None:
-        """Start the rehearsal, before the test's fixtures.
-
-        Raises:
-            UnavailableError: Rehearsals do not support this torch.
-        """
+        """Start the rehearsal, before the test's fixtures."""
         from neutracer.rehearsal.session import pretending
 
         room = {"devices": 1, "capacity": ENDLESS}
@@ -381,11 +365,11 @@ class RehearsedMeter:
         snap = self._run.snapshot()
         rehearsed = snap.rehearsed
         assert rehearsed is not None
-        self.measured = Measured(rehearsed=rehearsed.device)
         if 0 not in snap.devices:
+            self.measured = Measured(rehearsed=rehearsed.device)
             return self.measured
         self._timeline = timeline = snap.timeline(0)
-        first = self._first(timeline)
+        first = _first_since(timeline, self._began_us)
         start = timeline.allocated[first - 1] if first else 0
         levels = timeline.allocated[first:]
         peak = max((int(level) for level in levels), default=start)
@@ -403,10 +387,6 @@ class RehearsedMeter:
         )
         return self.measured
 
-    def _first(self, timeline: Timeline) -> int:
-        times = timeline.time_us
-        return next((k for k in range(len(times)) if times[k] >= self._began_us), len(times))
-
     @property
     def peak_range(self) -> tuple[int, int]:
         """Bounds of its peak above its start, in bytes."""
@@ -416,7 +396,8 @@ class RehearsedMeter:
     def find_places(self) -> list[Place]:
         """Find the holders of the test's peak, among its own allocations."""
         if self._timeline is not None:
-            self.measured.places = places_of(self._timeline, self._first(self._timeline))
+            first = _first_since(self._timeline, self._began_us)
+            self.measured.places = places_of(self._timeline, first)
         return self.measured.places
 
     def left(self) -> tuple[int, list[Place]]:
@@ -449,11 +430,7 @@ _MORE: dict[str, dict[str, Any]] = {
 
 
 def arguments(mark: pytest.Mark | None, **defaults: Any) -> dict[str, Any]:
-    """A marker's arguments by name.
-
-    Raises:
-        pytest.UsageError: It has unknown arguments.
-    """
+    """A marker's arguments by name."""
     if mark is None:
         return defaults
     given = dict(zip(defaults, mark.args, strict=False))
@@ -464,11 +441,7 @@ def arguments(mark: pytest.Mark | None, **defaults: Any) -> dict[str, Any]:
 
 
 def value(item: pytest.Item, marker: str, argument: str) -> Any:
-    """The argument of a test's marker; None without the marker.
-
-    Raises:
-        pytest.UsageError: The argument is missing or not a limit.
-    """
+    """The argument of a test's marker; None without the marker."""
     mark = item.get_closest_marker(marker)
     if mark is None:
         return None
@@ -585,14 +558,9 @@ class Baseline:
     exists: bool
 
     def growth(self, test: str, name: str, now: Measured, tolerance: float) -> str:
-        """The growth of a test's peak as a sentence; "" without growth.
+        """The growth of a test's peak on a device as a sentence; "" within the tolerance.
 
-        Args:
-            test: The test's id.
-            name: The device's name.
-            now: Its measurement.
-            tolerance: The allowed growth, as a share of the old peak; bytes in reference cycles
-                are allowed besides, since they depend on the collector.
+        Bytes in reference cycles are allowed besides, since they depend on the collector.
         """
         before = self.devices.get(name, {}).get(test)
         if before is None:
@@ -632,11 +600,7 @@ def _grown(place: str, nbytes: int, was: int) -> str:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """The file, or an empty baseline if it does not exist.
-
-    Raises:
-        NeutracerError: It is not a baseline.
-    """
+    """The file, or an empty baseline if it does not exist."""
     if not path.exists():
         return Baseline(path, {}, exists=False)
     try:
@@ -656,15 +620,7 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def write_baseline(baseline: Baseline, measured: dict[str, dict[str, Any]]) -> int:
-    """Write the file, with new figures for the measured tests.
-
-    Args:
-        baseline: The old file; tests that did not run keep their figures.
-        measured: The reports' data, by test id.
-
-    Returns:
-        The number of tests written.
-    """
+    """Write the file, with new figures for the measured tests; returns how many these are."""
     devices = {name: dict(tests) for name, tests in baseline.devices.items()}
     count = 0
     for test, row in measured.items():
@@ -693,11 +649,7 @@ _REPORTED = pytest.StashKey[dict[str, Any] | None]()
 
 
 def _share(text: object) -> float:
-    """A share, as "2 %" or 0.02.
-
-    Raises:
-        pytest.UsageError: It is not a share.
-    """
+    """A share, as "2 %" or 0.02."""
     number = str(text).strip()
     try:
         share = float(number.rstrip("% ")) / (100 if number.endswith("%") else 1)
@@ -709,11 +661,7 @@ def _share(text: object) -> float:
 
 
 class Measuring:
-    """The part of the plugin that measures tests, checks their limits and reports the largest.
-
-    Raises:
-        pytest.UsageError: The baseline can't be read, or the tolerance is not a share.
-    """
+    """The part of the plugin that measures tests, checks their limits and reports the largest."""
 
     def __init__(self, config: pytest.Config) -> None:
         option = config.option
@@ -941,17 +889,11 @@ def _meter(item: pytest.Item) -> Meter:
     return Meter(
         item.stash[_BEFORE],
         empty_cache=item.get_closest_marker("limit_gpu_fragmentation") is not None,
-        cycles=wanted["device"],
-        min_bytes=wanted["min_bytes"],
+        cycles=(wanted["device"], wanted["min_bytes"]),
     )
 
 
 def _rehearsed(item: pytest.Item) -> RehearsedMeter:
-    """The meter of a rehearsed test.
-
-    Raises:
-        pytest.UsageError: There is no such card.
-    """
     device = more(item, "limit_gpu_memory")["device"]
     try:
         return RehearsedMeter(device)

@@ -10,13 +10,13 @@ from opentelemetry import metrics
 
 import neutracer
 from neutracer.errors import UnavailableError
-from neutracer.monitor.devices import find_device
+from neutracer.monitor.device_report import find_device
 from neutracer.monitor.exporter import COUNTERS, GAUGES, is_known
 
-#: The conventions' own names: what it is, the unit, the kind of instrument.
+#: The conventions' own names, in bytes: what it is.
 _CONVENTIONS = (
-    ("hw.gpu.memory.usage", "GPU memory used.", "By", "up_down_counter", "device_used_bytes"),
-    ("hw.gpu.memory.limit", "Size of the GPU memory.", "By", "up_down_counter", "total_bytes"),
+    ("hw.gpu.memory.usage", "GPU memory used.", "device_used_bytes"),
+    ("hw.gpu.memory.limit", "Size of the GPU memory.", "total_bytes"),
 )
 _UTILIZATION = "hw.gpu.memory.utilization"
 
@@ -44,9 +44,9 @@ def instrument(monitor: neutracer.MemoryMonitor, meter_provider: Any = None) -> 
         raise TypeError(f"monitor must be a MemoryMonitor, not {type(monitor).__name__}")
     meter = metrics.get_meter("neutracer", neutracer.__version__, meter_provider)
     readings = _Readings(monitor)
-    for name, text, unit, kind, key in _CONVENTIONS:
-        make = getattr(meter, f"create_observable_{kind}")
-        make(name, [readings.of(key)], unit=unit, description=text)
+    for name, text, key in _CONVENTIONS:
+        read = [readings.of(key)]
+        meter.create_observable_up_down_counter(name, read, unit="By", description=text)
     meter.create_observable_gauge(
         _UTILIZATION, [readings.utilization], unit="1", description="Share of it that is used."
     )

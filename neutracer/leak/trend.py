@@ -1246,7 +1246,7 @@ def _live_tensors() -> list[Any]:
     """All tensors of this process; none without torch, or if its layout is unknown."""
     if "torch" not in sys.modules:
         return []
-    from neutracer.heap.watch import prepare_heap
+    from neutracer.heap.cycles import prepare_heap
 
     try:
         prepare_heap()

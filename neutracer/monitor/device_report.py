@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device memory by library, from CUPTI, and `device_report`: by process, library and allocator."""
+"""`device_report`: the devices and their memory by process, and by library from CUPTI."""
 
 from __future__ import annotations
 
@@ -17,20 +17,238 @@ from typing import Any
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError, missing
-from neutracer.monitor.devices import (
-    DeviceMemory,
-    ProcessUse,
-    VisibleDevice,
-    device_memory,
-    device_processes,
-    devices,
-    find_device,
-)
 from neutracer.pickling import StaysHere
 from neutracer.recording.recorder import light_symbols
 from neutracer.render.document import Block, Cell, Document, Figure, Note, Severity, Table
 from neutracer.render.report import Finding, PlainRow, Report, ranked
 from neutracer.units import format_bytes, format_count, format_share
+
+# ---- Devices -----------------------------------------------------------------------------
+
+# NVML comes first, since it does not start CUDA. It ignores CUDA_VISIBLE_DEVICES, so devices are
+# matched by UUID. Without NVML the CUDA driver answers, if this process has started it. MIG
+# settings are left alone; a visible instance is found by its own UUID.
+
+# Library names that replace the usual ones.
+_NVML: str | None = None
+_DRIVER: str | None = None
+
+_opened: tuple[int, core.Devices] | None = None  # By pid: a forked child opens its own.
+
+
+@dataclass(frozen=True)
+class VisibleDevice(PlainRow):
+    """A device that CUDA shows to this process.
+
+    Attributes:
+        index: Its number in this process: `torch.device("cuda", index)`.
+        uuid: Its full UUID: "GPU-...", or "MIG-..." for an instance.
+        name: The product's name; may be empty.
+        slot: NVML's number for it, or None.
+        is_mig: It is an instance, or divided into instances.
+        is_certain: False if its number is a guess: CUDA sorts different models by speed, in
+            an order that only CUDA knows.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    slot: int | None
+    is_mig: bool = False
+    is_certain: bool = True
+
+
+@dataclass(frozen=True)
+class DeviceMemory(PlainRow):
+    """A device's memory, in bytes; None if unknown.
+
+    Attributes:
+        total_bytes: Memory available to programs: `torch.cuda.mem_get_info()[1]`.
+        free_bytes: Free memory: `torch.cuda.mem_get_info()[0]`.
+        used_bytes: total_bytes - free_bytes.
+        driver_bytes: The driver's own memory, in none of the others.
+    """
+
+    total_bytes: int
+    free_bytes: int | None
+    used_bytes: int | None
+    driver_bytes: int | None
+
+
+@dataclass(frozen=True)
+class ProcessUse(PlainRow):
+    """A process on a device.
+
+    Attributes:
+        pid: Its pid on the host, from NVML; it differs from the pid inside a container.
+        name: Its name; "" if unknown.
+        bytes: Its memory; None if NVML does not report it.
+        is_own: It is this process.
+    """
+
+    pid: int
+    name: str
+    bytes: int | None
+    is_own: bool
+
+
+def devices() -> core.Devices:
+    """NVML and the driver, opened once per process; `reason` explains a missing NVML."""
+    global _opened
+    pid = os.getpid()
+    if _opened is None or _opened[0] != pid:
+        _opened = (pid, core.Devices(_NVML, _DRIVER))
+    return _opened[1]
+
+
+def visible_devices() -> tuple[VisibleDevice, ...]:
+    """The devices that CUDA shows, or would show, to this process, in its order.
+
+    A started CUDA reports them; otherwise CUDA_VISIBLE_DEVICES selects from NVML's list.
+    """
+    opened = devices()
+    try:
+        shown = opened.visible()
+    except UnavailableError:
+        shown = None
+    if shown is not None:
+        return tuple(
+            VisibleDevice(index, uuid, name, opened.find(uuid), is_mig)
+            for index, (uuid, name, is_mig) in enumerate(shown)
+        )
+    if opened.reason is not None:
+        raise UnavailableError("an NVIDIA device", f"there is no NVML here ({opened.reason})")
+    return _visible_by_nvml(opened)
+
+
+def _visible_by_nvml(opened: core.Devices) -> tuple[VisibleDevice, ...]:
+    slots = opened.slots()
+    chosen = _chosen_slots(os.environ.get("CUDA_VISIBLE_DEVICES"), opened)
+    kinds = {name for _, name, _ in slots}
+    is_certain = len(kinds) < 2 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    rows = opened.slots()  # Includes the instances just looked up.
+    return tuple(
+        VisibleDevice(index, *rows[slot][:2], slot, rows[slot][2], is_certain or not is_number)
+        for index, (slot, is_number) in enumerate(chosen)
+    )
+
+
+def _chosen_slots(text: str | None, opened: core.Devices) -> list[tuple[int, bool]]:
+    """The selection of CUDA_VISIBLE_DEVICES: (slot, whether it was chosen by number).
+
+    As in CUDA, the first invalid entry ends the list, and a repeated device empties it.
+    """
+    uuids = [uuid for uuid, _, _ in opened.slots()]
+    if text is None:
+        return [(slot, True) for slot in range(len(uuids))]
+    chosen: list[tuple[int, bool]] = []
+    for entry in text.split(","):
+        slot, is_number = _slot_of(entry.strip(), uuids, opened)
+        if slot is None:
+            break
+        if any(slot == other for other, _ in chosen):
+            return []
+        chosen.append((slot, is_number))
+    return chosen
+
+
+def _slot_of(entry: str, uuids: Sequence[str], opened: core.Devices) -> tuple[int | None, bool]:
+    number = re.match(r"\+?(\d+)", entry, re.ASCII)
+    if number:
+        slot = int(number[1])
+        return (slot if slot < len(uuids) else None), True
+    if entry.startswith("MIG-"):
+        return opened.find(entry), False
+    # A unique prefix of a UUID is enough.
+    fitting = [slot for slot, uuid in enumerate(uuids) if uuid.startswith(entry)]
+    is_uuid = entry.startswith("GPU-") and len(fitting) == 1
+    return (fitting[0] if is_uuid else None), False
+
+
+def visible_slots() -> dict[int, int]:
+    """CUDA's device numbers mapped to NVML's; empty without NVML."""
+    try:
+        shown = visible_devices()
+    except UnavailableError:
+        return {}
+    return {device.index: device.slot for device in shown if device.slot is not None}
+
+
+def find_device(device: object = None) -> VisibleDevice:
+    """The visible device of a number, "cuda", "cuda:1", a torch.device; None is the only one."""
+    shown = visible_devices()
+    if not shown:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hint = "" if hidden is None else f"CUDA_VISIBLE_DEVICES={hidden!r} shows none"
+        raise UnavailableError("an NVIDIA device in this process", hint)
+    index = _index_of(device)
+    if index is None and len(shown) > 1:
+        names = ", ".join(f"{one.index} ({one.name or one.uuid})" for one in shown)
+        raise ValueError(f"there are {len(shown)} devices, choose one: {names}")
+    index = index or 0
+    if not 0 <= index < len(shown):
+        numbers = ", ".join(str(one.index) for one in shown)
+        raise ValueError(f"there is no device {index}: the visible ones are {numbers}")
+    return shown[index]
+
+
+def _index_of(device: object) -> int | None:
+    if device is None:
+        return None
+    if isinstance(device, int):
+        return device
+    match = re.fullmatch(r"cuda(?::(\d+))?", str(device), re.ASCII)
+    if match is None:
+        raise ValueError(f"not a CUDA device: {str(device)!r}")
+    return int(match[1]) if match[1] else None
+
+
+def device_memory(device: VisibleDevice | int) -> DeviceMemory:
+    """The memory of a device, or of its number, now; about 4 microseconds with NVML."""
+    one = find_device(device) if isinstance(device, int) else device
+    if one.slot is not None:
+        return DeviceMemory(*devices().memory(one.slot))
+    return DeviceMemory(*devices().visible_memory(one.index))
+
+
+def device_processes(device: VisibleDevice | int) -> tuple[ProcessUse, ...]:
+    """The processes that use a device, largest first.
+
+    NVML's figures include contexts and libraries. In a container its pids are the host's, and names
+    are known only if this process is listed.
+    """
+    one = find_device(device) if isinstance(device, int) else device
+    if one.slot is None:
+        raise UnavailableError("a list of the device's processes", "NVML does not know the device")
+    rows = devices().processes(one.slot)
+    own = _own_pids()
+    is_same_space = any(pid in own for pid, _ in rows)
+    found = [
+        ProcessUse(pid, _name_of(pid) if is_same_space else "", nbytes, pid in own)
+        for pid, nbytes in rows
+    ]
+    return tuple(sorted(found, key=lambda use: (-(use.bytes or 0), use.pid)))
+
+
+def _own_pids() -> set[int]:
+    """This process's pids in all namespaces."""
+    own = {os.getpid()}
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return own
+    for line in status.splitlines():
+        if line.startswith("NSpid:"):
+            own |= {int(word) for word in line.split()[1:] if word.isdigit()}
+    return own
+
+
+def _name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
 
 # ---- CUPTI library -----------------------------------------------------------------------
 
@@ -63,7 +281,7 @@ RULES: tuple[tuple[str, str], ...] = (
     ("/libcuda.so", "the CUDA driver"),
 )
 
-_LOADED = re.compile(r"(/.*/libcupti\.so[.\d]*)$")
+_LOADED = re.compile(r"/.*/libcupti\.so[.\d]*")
 _MAJORS = ("13", "12")
 
 
@@ -98,20 +316,20 @@ def candidates() -> Iterator[tuple[str, bool]]:
         yield name, False
 
 
-def package() -> str:
-    """The PyPI package with CUPTI for this torch."""
-    return "nvidia-cuda-cupti-cu12" if _cuda_major() == "12" else "nvidia-cuda-cupti"
-
-
 def _loaded() -> list[str]:
     """The CUPTI files loaded in this process, torch's first."""
+    found = [path for path in _mapped_files() if _LOADED.fullmatch(path)]
+    # Triton's copy is for its own profiler, which is rarely on.
+    return sorted(found, key=lambda path: "/triton/" in path)
+
+
+def _mapped_files() -> list[str]:
+    """The files that this process has mapped, shared objects among them."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    found = (match[1] for line in maps.splitlines() if (match := _LOADED.search(line)))
-    # Triton's copy is for its own profiler, which is rarely on.
-    return sorted(dict.fromkeys(found), key=lambda path: "/triton/" in path)
+    return list(dict.fromkeys(line[line.index("/") :] for line in maps.splitlines() if "/" in line))
 
 
 def _cuda_major() -> str | None:
@@ -260,22 +478,18 @@ def summed(plain: dict[str, Any], segments: Sequence[Segment]) -> tuple[LibraryU
     PyTorch's segments decide before CUPTI, which may name any library on a call's path.
     """
     holders = _Holders(segments)
-    totals: dict[tuple[int, str], list[int]] = {}
+    live = [(segment.device, PYTORCH, segment.size) for segment in holders.grown]
     for device, library, kind, address, nbytes in plain["live"]:
         if kind in _DEVICE_KINDS:
-            library = holders.owner(address, library)
+            live.append((device, holders.owner(address, library), nbytes))
         elif kind == _STATIC_KIND:
-            library = MODULE_DATA
-        else:
-            continue
+            live.append((device, MODULE_DATA, nbytes))
+    totals: dict[tuple[int, str], list[int]] = {}
+    for device, library, nbytes in live:
         if library != _GROWN:
             total = totals.setdefault((device, library), [0, 0])
             total[0] += nbytes
             total[1] += 1
-    for segment in holders.grown:
-        total = totals.setdefault((segment.device, PYTORCH), [0, 0])
-        total[0] += segment.size
-        total[1] += 1
     return _uses(plain, totals)
 
 
@@ -513,7 +727,8 @@ def _start() -> core.Attribution:
     opened = [error for error in failures if "cannot open shared" not in error.install]
     if opened:
         raise opened[0]
-    raise missing(package(), "CUPTI")
+    package = "nvidia-cuda-cupti-cu12" if _cuda_major() == "12" else "nvidia-cuda-cupti"
+    raise missing(package, "CUPTI")
 
 
 def _has_driver() -> bool:
@@ -541,35 +756,6 @@ _FULL = 0.05  # Free share below which the device is full.
 _SUSPECTS = {"NCCL", "cuBLAS", "cuDNN", "CuPy", "JAX", "TensorFlow", "TensorRT", "NVSHMEM"}
 
 
-def findings_of(
-    one: VisibleDevice,
-    memory: DeviceMemory,
-    processes: Sequence[ProcessUse],
-    own: int | None,
-    others: int | None,
-    torch_bytes: int,
-    uses: Sequence[LibraryUse],
-    attribution: str,
-    process_list: str,
-) -> tuple[Finding, ...]:
-    """The findings about one device, worst first; the arguments are those of `DeviceReport`."""
-    if own is not None:
-        outside: int | None = own - torch_bytes
-    elif memory.used_bytes is not None and torch_bytes:
-        outside = memory.used_bytes - torch_bytes - (others or 0)
-    else:
-        outside = None
-    return ranked(
-        (
-            *_others(memory, processes, others),
-            *_outside(memory, outside, own, uses),
-            *_full(memory),
-            *_limits(one, memory, process_list),
-            *_stepped_aside(attribution),
-        )
-    )
-
-
 def _severity(share: float) -> Severity:
     if share < _MODERATE:
         return Severity.INFO
@@ -588,18 +774,10 @@ def _others(
         for use in rows[:3]
     )
     count = format_count(len(rows), "other process", "other processes")
-    message = f"{count} {'holds' if len(rows) == 1 else 'hold'} {format_bytes(others)}"
+    held = f"{format_bytes(others)} of this device ({format_share(share)})"
+    message = f"{count} {'holds' if len(rows) == 1 else 'hold'} {held}"
     advice = () if share < _MODERATE else (Note("end those not needed, or use another device"),)
-    return (
-        Finding(
-            "other_processes",
-            _severity(share),
-            others,
-            f"{message} of this device ({format_share(share)})",
-            evidence,
-            advice,
-        ),
-    )
+    return (Finding("other_processes", _severity(share), others, message, evidence, advice),)
 
 
 def _outside(
@@ -612,38 +790,25 @@ def _outside(
     if outside is None or outside <= 0:
         return ()
     foreign = [use for use in uses if use.library != PYTORCH and use.bytes]
-    evidence = [
-        Note(f"{format_bytes(use.bytes)} is {use.library}'s", detail=_allocations(use))
-        for use in foreign[:4]
-    ]
+    evidence = []
+    for use in foreign[:4]:
+        made = f"{format_count(use.count, 'allocation')}, peak {format_bytes(use.peak_bytes)}"
+        evidence.append(Note(f"{format_bytes(use.bytes)} is {use.library}'s", detail=made))
     rest = outside - sum(use.bytes for use in foreign)
     if foreign and rest > 0:
         evidence.append(Note(f"{format_bytes(rest)} is CUDA's context and unattributed memory"))
     advice: tuple[Note, ...] = ()
     if not uses:
-        loaded = _loaded_suspects()
+        libraries = {library_of(path) for path in _mapped_files() if ".so" in path}
+        loaded = ", ".join(sorted(libraries & _SUSPECTS))
         if loaded:
-            evidence.append(Note(f"Besides CUDA's context, loaded here: {', '.join(loaded)}"))
+            evidence.append(Note(f"Besides CUDA's context, loaded here: {loaded}"))
         advice = (Note("start neutracer.attribute_device_memory() first to name the libraries"),)
     where = "this process's bytes" if own is not None else "the device's used bytes"
     message = f"{format_bytes(outside)} of {where} are not PyTorch's"
     above = max(0, outside - _USUAL_OVERHEAD)
     severity = _severity(above / memory.total_bytes) if above else Severity.INFO
     return (Finding("non_torch", severity, outside, message, tuple(evidence), advice),)
-
-
-def _allocations(use: LibraryUse) -> str:
-    return f"{format_count(use.count, 'allocation')}, peak {format_bytes(use.peak_bytes)}"
-
-
-def _loaded_suspects() -> list[str]:
-    """Loaded libraries that are known to allocate device memory themselves."""
-    try:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    paths = {line[line.index("/") :] for line in maps.splitlines() if "/" in line}
-    return sorted({library_of(path) for path in paths if ".so" in path} & _SUSPECTS)
 
 
 def _full(memory: DeviceMemory) -> tuple[Finding, ...]:
@@ -818,6 +983,9 @@ def device_report(device: object = None) -> DeviceReport:
     own, others = _split(processes, process_list, has_cuda=reserved > 0)
     foreign = sum(use.bytes for use in uses if use.library != PYTORCH)
     known = reserved + foreign
+    outside = None if own is None else own - reserved
+    if own is None and memory.used_bytes is not None and reserved:
+        outside = memory.used_bytes - reserved - (others or 0)
     return DeviceReport(
         device=one.index,
         uuid=one.uuid,
@@ -836,8 +1004,14 @@ def device_report(device: object = None) -> DeviceReport:
         by_process=processes,
         attribution=attribution,
         process_list=process_list,
-        findings=findings_of(
-            one, memory, processes, own, others, reserved, uses, attribution, process_list
+        findings=ranked(
+            (
+                *_others(memory, processes, others),
+                *_outside(memory, outside, own, uses),
+                *_full(memory),
+                *_limits(one, memory, process_list),
+                *_stepped_aside(attribution),
+            )
         ),
     )
 

@@ -16,7 +16,6 @@ import socketserver
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,13 +25,12 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 import neutracer.hooks.shim as hooks
 from neutracer._native import core
 from neutracer.arguments import number
-from neutracer.errors import HistoryWarning, NeutracerError, missing
-from neutracer.heap.cycles import device_filter
-from neutracer.heap.watch import prepare_heap
+from neutracer.errors import NeutracerError, missing
+from neutracer.heap.cycles import device_filter, garbage_held, prepare_heap
 from neutracer.hooks.live import take
 from neutracer.monitor.memory_monitor import MemoryMonitor
 from neutracer.pickling import StaysHere
-from neutracer.recording.recorder import dumped, torch_with_cuda
+from neutracer.recording.recorder import dumped
 from neutracer.recording.sidecar import rank_facts
 from neutracer.render.document import clean
 from neutracer.trace.events import device_name
@@ -46,6 +44,7 @@ _MOST_SHARE = 0.001  # Of the time, for heap walks, which hold the GIL.
 _PATIENCE_S = 0.5  # A request's wait for a probe; a later result serves the next request.
 _TAIL_EVENTS = 100_000  # Events searched for the stacks of live blocks.
 _MOST_HOLDERS = 10
+_FAILURES = (NeutracerError, RuntimeError, OSError)  # After one a figure keeps its last value.
 
 
 class Probes:
@@ -64,9 +63,12 @@ class Probes:
         self._layout_interval = layout_interval
         self._garbage_interval = garbage_interval
         self._layout_at = self._garbage_at = 0.0
-        self._largest: dict[int, int] = {}
-        self._holders: list[dict[str, Any]] = []
-        self._garbage: dict[int, int] = {}
+        #: By device: bytes of the largest free block in its segments, and of tensors that only a
+        #: garbage collection would free; without devices that were not probed.
+        self.largest_free: dict[int, int] = {}
+        self.garbage: dict[int, int] = {}
+        #: The holders of live memory, largest first, if there is a history.
+        self.holders: list[dict[str, Any]] = []
 
     def look(self, devices: tuple[int, ...]) -> None:
         """Refresh in a thread what is due; the caller waits up to `_PATIENCE_S`."""
@@ -83,70 +85,47 @@ class Probes:
         now = time.monotonic()
         if self._layout_interval is not None and now >= self._layout_at:
             self._layout_at = now + self._layout_interval
-            self._attempt(self._look_at_layout)
+            with contextlib.suppress(*_FAILURES):
+                self._look_at_layout()
         if self._garbage_interval is not None and now >= self._garbage_at and devices:
             begin = time.monotonic()
-            self._attempt(lambda: self._look_at_garbage(devices))
+            with contextlib.suppress(*_FAILURES):
+                self._look_at_garbage(devices)
             spent = time.monotonic() - begin
             self._garbage_at = now + max(self._garbage_interval, spent / _MOST_SHARE)
 
-    @staticmethod
-    def _attempt(look: Callable[[], None]) -> None:
-        try:
-            look()
-        except (NeutracerError, RuntimeError, OSError):
-            return  # The figure keeps its last value.
-
     def _look_at_layout(self) -> None:
-        snap = _layout()
+        snap = layout_now(_TAIL_EVENTS)
+        if snap is None:
+            return
         largest: dict[int, int] = {}
         holders: list[dict[str, Any]] = []
         for device in snap.devices:
             groups = core.Fragment(snap.native, None, device).groups()
-            number = -1 if _on_cpu() else device
+            number = -1 if snap.is_cpu else device
             largest[number] = max((group["largest_hole"] for group in groups), default=0)
             holders += _holders(snap, device, number)
         holders.sort(key=lambda holder: -int(holder["bytes"]))
-        self._largest, self._holders = largest, holders[:_MOST_HOLDERS]
+        self.largest_free, self.holders = largest, holders[:_MOST_HOLDERS]
 
     def _look_at_garbage(self, devices: tuple[int, ...]) -> None:
         prepare_heap()
-        garbage: dict[int, int] = {}
-        for device in devices:
-            wanted = device_filter(device_name(device))
-            found = core.find_cycles(*wanted, 0, 0, False)["garbage"]
-            garbage[device] = 0 if found is None else found["bytes"] + found["loose_bytes"]
-        self._garbage = garbage
-
-    def largest_free(self, device: int) -> int | None:
-        """Bytes of the largest free block in a device's segments; None if not probed."""
-        return self._largest.get(device)
-
-    def garbage(self, device: int) -> int | None:
-        """Bytes of tensors that only a garbage collection would free; None if not probed."""
-        return self._garbage.get(device)
-
-    def holders(self) -> list[dict[str, Any]]:
-        """The holders of live memory, largest first, if there is a history."""
-        return list(self._holders)
+        wanted = {device: device_filter(device_name(device)) for device in devices}
+        self.garbage = {device: garbage_held(*each) for device, each in wanted.items()}
 
 
-def _on_cpu() -> bool:
+def layout_now(events: int) -> Snapshot | None:
+    """The current layout, from attached hooks or else from PyTorch's dump; None before CUDA.
+
+    Of the hooks with so many events, which have the stacks of live blocks.
+    """
     state = hooks.state()
-    return state is not None and state.backend == "cpu"
-
-
-def _layout() -> Snapshot:
-    """The current layout, from attached hooks or else from PyTorch's dump."""
-    state = hooks.state()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", HistoryWarning)
-        if state is not None and state.attached:
-            return take(state.backend, _TAIL_EVENTS)
-        torch = torch_with_cuda()
-        if not torch.cuda.is_initialized():
-            raise NeutracerError("CUDA is not in use yet")
-        return load(dumped(torch.cuda, traces=False))
+    if state is not None and state.attached:
+        return take(state.backend, events, quiet=True)
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_available() or not cuda.is_initialized():
+        return None
+    return load(dumped(cuda, traces=False), progress=False)
 
 
 def _holders(snap: Snapshot, device: int, number: int) -> list[dict[str, Any]]:
@@ -178,17 +157,13 @@ _ALERTS = 20
 def page_of(
     monitor: MemoryMonitor, probes: Probes, rank: str, seconds: float | None
 ) -> dict[str, Any]:
-    """The data for `neutracer top`, of schema "neutracer.top/1".
-
-    Args:
-        seconds: Length of the curves; None is the whole run.
-    """
+    """The data for `neutracer top`, with curves of the last seconds; None is the whole run."""
     devices = []
     status = monitor.status
     for device in monitor.devices if status["road"] else ():
         stats = monitor.get_stats(device)
-        stats["largest_free_bytes"] = probes.largest_free(device)
-        stats["garbage_bytes"] = probes.garbage(device)
+        stats["largest_free_bytes"] = probes.largest_free.get(device)
+        stats["garbage_bytes"] = probes.garbage.get(device)
         stats["curve"] = _curve(monitor.device_series(device), seconds)
         devices.append(stats)
     return {
@@ -205,7 +180,7 @@ def page_of(
             {"kind": alert.kind, "message": alert.message, "time_us": alert.time_us}
             for alert in monitor.alerts[-_ALERTS:]
         ],
-        "holders": probes.holders(),
+        "holders": list(probes.holders),
     }
 
 
@@ -264,11 +239,7 @@ Route = Callable[[Mapping[str, Any]], tuple[str, bytes, str]]
 
 
 class Application:
-    """Routes requests to prometheus_client's application or to a page.
-
-    Args:
-        page: Makes the data for `neutracer top`, of the last seconds given or of the whole run.
-    """
+    """Routes requests to prometheus_client's application, to other routes, or to `page_of`."""
 
     def __init__(
         self,
@@ -649,32 +620,30 @@ class MetricsCollector(StaysHere, instead="it reads a monitor of this process: m
         yield cpu
         labels = {device: monitor.get_stats(device) for device in devices}
         rows = [([stats["device"], rank], stats) for stats in labels.values()]
-        for name, text, key in GAUGES:
-            gauge = core.GaugeMetricFamily(f"neutracer_{name}", text, labels=names)
-            for values, stats in rows:
-                if is_known(stats, key):
-                    gauge.add_metric(values, stats[key])
-            yield gauge
-        for name, text, key in COUNTERS:
-            counter = core.CounterMetricFamily(f"neutracer_{name}", text, labels=names)
-            for values, stats in rows:
-                counter.add_metric(values, stats[key])
-            yield counter
+        for made, figures in (
+            (core.GaugeMetricFamily, GAUGES),
+            (core.CounterMetricFamily, COUNTERS),
+        ):
+            for name, text, key in figures:
+                family = made(f"neutracer_{name}", text, labels=names)
+                for values, stats in rows:
+                    if is_known(stats, key):
+                        family.add_metric(values, stats[key])
+                yield family
         yield from self._probed(core, names, devices, rows)
         yield from _alerts(core, names, rows)
 
     def _probed(
         self, core: Any, names: list[str], devices: tuple[int, ...], rows: list[Any]
     ) -> Iterator[Any]:
-        for name, text, ask in (
+        for name, text, found in (
             ("largest_free_bytes", "The largest free block.", self.probes.largest_free),
             ("garbage_bytes", "Bytes only a garbage collection would free.", self.probes.garbage),
         ):
             gauge = core.GaugeMetricFamily(f"neutracer_{name}", text, labels=names)
             for device, (values, _) in zip(devices, rows, strict=True):
-                nbytes = ask(device)
-                if nbytes is not None:
-                    gauge.add_metric(values, nbytes)
+                if device in found:
+                    gauge.add_metric(values, found[device])
             yield gauge
 
 
@@ -753,12 +722,7 @@ def start_server(
     routes: Mapping[str, Route] | None = None,
     path: str | None = None,
 ) -> MetricsServer:
-    """Serve a monitor; arguments and errors are those of `serve_metrics`.
-
-    Args:
-        routes: Further answers, by method and path: "POST /snapshot".
-        path: A Unix socket to listen on instead of the port.
-    """
+    """Serve a monitor as `serve_metrics` does, with routes by method and path."""
     if monitor is not None and not isinstance(monitor, MemoryMonitor):
         raise TypeError(f"monitor must be a MemoryMonitor, not {type(monitor).__name__}")
     if not isinstance(host, str):

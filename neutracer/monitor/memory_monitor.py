@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import neutracer.hooks.shim as hooks
-import neutracer.monitor.devices as nvidia
+import neutracer.monitor.device_report as nvidia
 from neutracer._native import core
 from neutracer.arguments import callback as called_back
 from neutracer.arguments import number, path_name, whole_number
 from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.pickling import StaysHere
 from neutracer.recording.recorder import HISTORY, snapshot
-from neutracer.recording.sidecar import file_stem, rank_facts, sidecar, sidecar_path, write_text
+from neutracer.recording.sidecar import facts_of, file_stem, rank_facts, save_with
 from neutracer.render.report import PlainRow
 from neutracer.trace.events import device_name
 from neutracer.trace.table import Column, Table
@@ -89,9 +89,11 @@ class Alert(PlainRow):
         name, held = device_name(self.device), format_bytes(self.allocated_bytes)
         if self.kind == "threshold":
             used, limit = format_share(self.value), format_share(self.limit)
-            if self._is_capped():
+            cap = self.cap_bytes
+            # Of the process's limit, not of the device.
+            if cap and math.isclose(self.value, self.allocated_bytes / cap):
                 return (
-                    f"{name}: {used} of the {format_bytes(self.cap_bytes)} that this process may "
+                    f"{name}: {used} of the {format_bytes(cap)} that this process may "
                     f"have is allocated ({held}); the limit is {limit}"
                 )
             return (
@@ -122,12 +124,6 @@ class Alert(PlainRow):
             return ""
         left_us = max(free / self.value, 1.0) * 1e6
         return f"; at this pace {what} in {format_duration_us(left_us)}"
-
-    def _is_capped(self) -> bool:
-        """Whether the value refers to the process's limit, not the device."""
-        return bool(self.cap_bytes) and math.isclose(
-            self.value, self.allocated_bytes / self.cap_bytes
-        )
 
     def __str__(self) -> str:
         return self.message
@@ -219,9 +215,7 @@ class AlertDesk:
         try:
             os.makedirs(self._directory, exist_ok=True)
             snap = snapshot()
-            snap.save(path)
-            facts = sidecar(snap.devices, recording=HISTORY.facts(), tensors=snap.beside.tensors)
-            write_text(sidecar_path(path), facts)
+            save_with(snap, path, facts_of(snap, HISTORY.facts()))
         except Exception as error:
             self.errors += 1
             with _logging:
@@ -400,7 +394,7 @@ def _figures(stats: Any) -> tuple[int, ...]:
     return (*now, *counts, *peaks)
 
 
-# ---- Views -------------------------------------------------------------------------------
+# ---- Tables ------------------------------------------------------------------------------
 
 _GB = 1e9
 _NO_LABEL = 0xFFFF_FFFF
@@ -409,112 +403,6 @@ _LAST = ("active", "inactive_split", "requested", "retries", "ooms")
 _BYTES = (*(name + end for name in _BOUNDED for end in ("", "_low", "_high")), *_LAST)
 
 Rows = Mapping[str, bytes]
-
-
-class MonitorViews:
-    """The read-only part of `MemoryMonitor`."""
-
-    def __init__(self) -> None:
-        self._labels: dict[int, str] = {}
-        self._road: Road | None = None
-        self._sampler: core.Sampler | None = None
-
-    @property
-    def _all(self) -> tuple[int, ...]:
-        return () if self._road is None else self._road.devices
-
-    def _now(self, index: int) -> dict[str, Any]:
-        if self._sampler is None:
-            raise NeutracerError("the monitor was not started yet: call start(), or use 'with'")
-        return self._sampler.now(index)
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        """The devices with readings: those that the program used; -1 is the CPU."""
-        seen = enumerate(self._all)
-        return tuple(device for index, device in seen if self._now(index)["readings"])
-
-    def _index(self, device: object) -> int:
-        """The index of a device; None is the only one in use."""
-        followed = self._all
-        if not followed:
-            self._now(0)
-        if device is not None:
-            number, *others = parse_devices(device) or (None,)
-            if others or number not in followed:
-                names = ", ".join(map(device_name, followed))
-                raise ValueError(f"{device!r} is not monitored; these are: {names}")
-            return followed.index(number)
-        used = self.devices
-        if len(used) > 1:
-            names = ", ".join(map(device_name, used))
-            raise ValueError(f"there are several devices, choose one: {names}")
-        return followed.index(used[0]) if used else 0
-
-    def get_stats(self, device: object = None) -> dict[str, Any]:
-        """The last reading, and peaks and counts since the start.
-
-        Args:
-            device: The device; None is the only one in use.
-
-        Returns:
-            "current" (allocated), "peak" (of allocated, including peaks between readings) and
-            "total" (the device) in GB of 10^9 bytes; the same as "current_bytes",
-            "peak_bytes", "total_bytes" (0 if unknown); "reserved_bytes",
-            "peak_reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes";
-            "limit_bytes" (the process's limit: "total_bytes", or less after
-            torch.cuda.set_per_process_memory_fraction); "device_used_bytes",
-            "peak_device_used_bytes" (all processes), "non_torch_bytes" (of these, outside
-            this process's PyTorch); "used_share" (compared with the threshold) and "ratio",
-            "max_ratio", "avg_ratio" (reserved but not allocated) of 1.0;
-            "growth_bytes_per_s" (None until known); "retries", "ooms"; "samples", "failures",
-            "time_us" (Unix time of the reading), "peak_us", "phase" (the last label or None),
-            "active_alerts" (their kinds) and "alerts" (counts by kind).
-
-        Raises:
-            NeutracerError: The monitor was not started.
-            ValueError: The device is not monitored, or there are several.
-        """
-        index = self._index(device)
-        phase = self._labels[max(self._labels)] if self._labels else None
-        return _stats_of(self._now(index), device_name(self._all[index]), phase)
-
-    @property
-    def series(self) -> Table:
-        """The readings as a table, by device and time; bytes, Unix microseconds.
-
-        A row merges `samples` readings: `allocated` is the last, `allocated_low` and
-        `allocated_high` are the extremes, including PyTorch's peaks between readings; likewise
-        `reserved` and `device_used` (0 if unknown). `ratio` is the mean and `ratio_high` the
-        largest; `phase` is the last mark before the row's end.
-        """
-        return self._table("sample", self.devices, phases=False)
-
-    def device_series(self, device: object = None) -> Table:
-        """`series` of one device; None is the only one in use."""
-        return self._table("sample", (self._all[self._index(device)],), phases=False)
-
-    @property
-    def phases(self) -> Table:
-        """One row per mark, by device and time, covering the time until the next mark.
-
-        A phase has readings at both ends, so `allocated_low` is its floor. The row before the
-        first mark has no label. Beyond half of `history` rows, neighbours are merged under the
-        first label, with `marks` as their count.
-        """
-        return self._table("phase", self.devices, phases=True)
-
-    def device_phases(self, device: object = None) -> Table:
-        """`phases` of one device; None is the only one in use."""
-        return self._table("phase", (self._all[self._index(device)],), phases=True)
-
-    def _table(self, noun: str, devices: tuple[int, ...], *, phases: bool) -> Table:
-        if self._sampler is None:
-            self._now(0)
-        assert self._sampler is not None
-        rows = self._sampler.rows
-        parts = [(device, rows(self._all.index(device), phases)) for device in devices]
-        return _rows_table(noun, parts, self._labels, phases=phases)
 
 
 def _rows_table(
@@ -613,7 +501,6 @@ _running: set[MemoryMonitor] = set()  # Keeps monitors without other references 
 
 
 class MemoryMonitor(
-    MonitorViews,
     StaysHere,
     instead="it watches this process: send get_stats(), series.to_dict() or a report of it",
 ):
@@ -683,8 +570,10 @@ class MemoryMonitor(
                 raise ValueError(f"{name} is {value}: it must be seconds, 0 or more")
         if not 0.08 <= number("growth_window", growth_window, "a number of seconds") < 1e9:
             raise ValueError(f"growth_window is {growth_window}: it must be 0.08 seconds or more")
-        super().__init__()
         self.interval = interval
+        self._labels: dict[int, str] = {}
+        self._road: Road | None = None
+        self._sampler: core.Sampler | None = None
         self._asked = parse_devices(devices)
         self._desk = AlertDesk(actions, on_alert, snapshot_dir)
         slow = max(_MEMORY_INTERVAL_S, interval)
@@ -833,6 +722,105 @@ class MemoryMonitor(
             for phases in (False, True):
                 kept.update(memoryview(sampler.rows(index, phases)["mark"]).cast("Q"))
         self._labels = {mark: text for mark, text in self._labels.items() if mark in kept}
+
+    # ---- what was read ---------------------------------------------------------------
+
+    @property
+    def _all(self) -> tuple[int, ...]:
+        return () if self._road is None else self._road.devices
+
+    def _now(self, index: int) -> dict[str, Any]:
+        if self._sampler is None:
+            raise NeutracerError("the monitor was not started yet: call start(), or use 'with'")
+        return self._sampler.now(index)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices with readings: those that the program used; -1 is the CPU."""
+        seen = enumerate(self._all)
+        return tuple(device for index, device in seen if self._now(index)["readings"])
+
+    def _index(self, device: object) -> int:
+        """The index of a device; None is the only one in use."""
+        followed = self._all
+        if not followed:
+            self._now(0)
+        if device is not None:
+            number, *others = parse_devices(device) or (None,)
+            if others or number not in followed:
+                names = ", ".join(map(device_name, followed))
+                raise ValueError(f"{device!r} is not monitored; these are: {names}")
+            return followed.index(number)
+        used = self.devices
+        if len(used) > 1:
+            names = ", ".join(map(device_name, used))
+            raise ValueError(f"there are several devices, choose one: {names}")
+        return followed.index(used[0]) if used else 0
+
+    def get_stats(self, device: object = None) -> dict[str, Any]:
+        """The last reading, and peaks and counts since the start.
+
+        Args:
+            device: The device; None is the only one in use.
+
+        Returns:
+            "current" (allocated), "peak" (of allocated, including peaks between readings) and
+            "total" (the device) in GB of 10^9 bytes; the same as "current_bytes",
+            "peak_bytes", "total_bytes" (0 if unknown); "reserved_bytes",
+            "peak_reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes";
+            "limit_bytes" (the process's limit: "total_bytes", or less after
+            torch.cuda.set_per_process_memory_fraction); "device_used_bytes",
+            "peak_device_used_bytes" (all processes), "non_torch_bytes" (of these, outside
+            this process's PyTorch); "used_share" (compared with the threshold) and "ratio",
+            "max_ratio", "avg_ratio" (reserved but not allocated) of 1.0;
+            "growth_bytes_per_s" (None until known); "retries", "ooms"; "samples", "failures",
+            "time_us" (Unix time of the reading), "peak_us", "phase" (the last label or None),
+            "active_alerts" (their kinds) and "alerts" (counts by kind).
+
+        Raises:
+            NeutracerError: The monitor was not started.
+            ValueError: The device is not monitored, or there are several.
+        """
+        index = self._index(device)
+        phase = self._labels[max(self._labels)] if self._labels else None
+        return _stats_of(self._now(index), device_name(self._all[index]), phase)
+
+    @property
+    def series(self) -> Table:
+        """The readings as a table, by device and time; bytes, Unix microseconds.
+
+        A row merges `samples` readings: `allocated` is the last, `allocated_low` and
+        `allocated_high` are the extremes, including PyTorch's peaks between readings; likewise
+        `reserved` and `device_used` (0 if unknown). `ratio` is the mean and `ratio_high` the
+        largest; `phase` is the last mark before the row's end.
+        """
+        return self._table("sample", self.devices, phases=False)
+
+    def device_series(self, device: object = None) -> Table:
+        """`series` of one device; None is the only one in use."""
+        return self._table("sample", (self._all[self._index(device)],), phases=False)
+
+    @property
+    def phases(self) -> Table:
+        """One row per mark, by device and time, covering the time until the next mark.
+
+        A phase has readings at both ends, so `allocated_low` is its floor. The row before the
+        first mark has no label. Beyond half of `history` rows, neighbours are merged under the
+        first label, with `marks` as their count.
+        """
+        return self._table("phase", self.devices, phases=True)
+
+    def device_phases(self, device: object = None) -> Table:
+        """`phases` of one device; None is the only one in use."""
+        return self._table("phase", (self._all[self._index(device)],), phases=True)
+
+    def _table(self, noun: str, devices: tuple[int, ...], *, phases: bool) -> Table:
+        if self._sampler is None:
+            self._now(0)
+        assert self._sampler is not None
+        rows = self._sampler.rows
+        parts = [(device, rows(self._all.index(device), phases)) for device in devices]
+        return _rows_table(noun, parts, self._labels, phases=phases)
 
     @property
     def alerts(self) -> tuple[Alert, ...]:

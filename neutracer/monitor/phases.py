@@ -11,6 +11,8 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -74,11 +76,9 @@ _seen: dict[int, tuple[int, int]] = {}
 
 
 def read(device: int | None = None, follow: bool = False) -> Counters | None:
-    """The counters at a boundary; None (without initializing) before CUDA is used.
+    """A device's counters at a boundary; None (without initializing) before CUDA is used.
 
-    Args:
-        device: The device; None is the calling thread's current one.
-        follow: Peaks are wanted from here to the next boundary.
+    `follow`: peaks are wanted from here to the next boundary.
     """
     cuda = _cuda()
     if cuda is None:
@@ -296,6 +296,7 @@ def mark_snapshot(native: core.Snapshot, before: Mapping[int, Counts | None]) ->
 _MOST_TENSORS = 16  # Of a batch.
 
 
+@dataclass
 class Running:
     """The program's position and configuration, for out-of-memory reports; set by the trainer.
 
@@ -307,22 +308,15 @@ class Running:
         phases: The names of the open phases, outermost first.
     """
 
-    def __init__(self) -> None:
-        self.trainer = ""
-        self.step: int | None = None
-        self.batch: dict[str, str] = {}
-        self.configuration: dict[str, Any] = {}
-        self.phases: list[str] = []
+    trainer: str = ""
+    step: int | None = None
+    phases: list[str] = field(default_factory=list)
+    batch: dict[str, str] = field(default_factory=dict)
+    configuration: dict[str, Any] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
-        """The known facts, for a report."""
-        facts = {
-            "trainer": self.trainer,
-            "step": self.step,
-            "phases": list(self.phases),
-            "batch": dict(self.batch),
-            "configuration": dict(self.configuration),
-        }
+        """Copies of the known facts, for a report."""
+        facts = {name: copy(value) for name, value in vars(self).items()}
         return {name: value for name, value in facts.items() if value not in ("", None, [], {})}
 
     def forget(self) -> None:

@@ -23,11 +23,10 @@ from neutracer._native import core
 from neutracer.arguments import callback as called_back
 from neutracer.arguments import number, path_name, whole_number
 from neutracer.errors import NeutracerError, UnavailableError
-from neutracer.heap.cycles import device_filter
-from neutracer.heap.watch import prepare_heap
+from neutracer.heap.cycles import device_filter, prepare_heap
 from neutracer.hooks.live import take
 from neutracer.hooks.modules import check_modules
-from neutracer.monitor.devices import device_memory, device_processes, devices
+from neutracer.monitor.device_report import device_memory, device_processes, devices
 from neutracer.monitor.phases import RUNNING
 from neutracer.oom.explain import ExplainReport, explain, holder_names
 from neutracer.oom.facts import OomFacts

@@ -9,9 +9,8 @@ from typing import Any
 from torch.distributed.debug import _frontend
 
 from neutracer.rank.digest import RankDigest
-from neutracer.rank.publisher import HANDLER
 from neutracer.rank.report import RanksReport
-from neutracer.rank.watch import report_of
+from neutracer.rank.watch import HANDLER, report_of
 from neutracer.render.html import render_html
 from neutracer.render.text import render_text
 

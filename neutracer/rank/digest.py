@@ -250,8 +250,7 @@ _BATCH = 256  # Digests per request, to bound an answer to a few megabytes.
 def address_of(torch: Any, *, early: bool) -> tuple[str, int] | None:
     """Host and port of the process group's TCPStore; None if there is no group yet.
 
-    Args:
-        early: Before there is a group, use the store of the launcher's agent.
+    `early`: before there is one, the store of the launcher's agent.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():

@@ -294,7 +294,9 @@ def _one_per_rank(
 def _best(same: Sequence[RankDigest]) -> RankDigest:
     """The digest with the highest peak (then the latest), plus the first out-of-memory error of
     any and the reason of the last."""
-    best = max(same, key=_weight)
+    best = max(
+        same, key=lambda one: (not one.trouble, one.peak_allocated_bytes, one.written_s or 0.0)
+    )
     failed = [one for one in same if one.first_oom_us is not None]
     if failed and best.first_oom_us is None:
         first = min(failed, key=lambda one: one.first_oom_us or 0)
@@ -304,10 +306,6 @@ def _best(same: Sequence[RankDigest]) -> RankDigest:
     last = max(same, key=lambda one: one.written_s or 0.0)
     sized = next((one.total_bytes for one in same if one.total_bytes is not None), None)
     return replace(best, reason=last.reason or best.reason, total_bytes=best.total_bytes or sized)
-
-
-def _weight(one: RankDigest) -> tuple[bool, int, float]:
-    return not one.trouble, one.peak_allocated_bytes, one.written_s or 0.0
 
 
 # ---- Clocks ------------------------------------------------------------------------------
@@ -624,10 +622,6 @@ class _Case:
     def members(self) -> Sequence[RankDigest]:
         return self.among.ranks
 
-    @property
-    def others(self) -> list[RankDigest]:
-        return [other for other in self.members if other is not self.one]
-
     def versus(self) -> str:
         count = len(self.members)
         return "the other rank" if count == 2 else f"the median of {format_count(count, 'rank')}"
@@ -710,7 +704,8 @@ def _holds_more(case: _Case, more: int) -> Odd:
 
 
 def _departed(case: _Case, odd: Odd) -> Odd:
-    return replace(odd, step=_departure(case.one, case.others, case.clocks))
+    others = [other for other in case.members if other is not case.one]
+    return replace(odd, step=_departure(case.one, others, case.clocks))
 
 
 def _since(step: int | None) -> str:
@@ -742,12 +737,15 @@ def _line(case: _Case, more: int) -> tuple[Held | None, int]:
 
 def _category(case: _Case, more: int) -> tuple[str, int]:
     """The category with most of the excess, and its share of it in bytes."""
-    above = {
-        name: nbytes - case.among.of("categories", name)
-        for name, nbytes in case.one.categories.items()
-    }
-    name = max(above, key=lambda name: above[name], default="")
-    return (name, above[name]) if name and above[name] >= _MOST_OF_IT * more else ("", 0)
+    name, above = _most_above(case, "categories")
+    return (name, above) if name and above >= _MOST_OF_IT * more else ("", 0)
+
+
+def _most_above(case: _Case, table: str) -> tuple[str, int]:
+    """The entry of `categories` or `libraries` with the largest excess, and that; ("", 0)."""
+    entries = getattr(case.one, table).items()
+    above = [(name, nbytes - case.among.of(table, name)) for name, nbytes in entries]
+    return max(above, key=lambda one: one[1], default=("", 0))
 
 
 def _cause(case: _Case, line: Held | None, category: str) -> tuple[str, str]:
@@ -796,13 +794,8 @@ def _caches(case: _Case, spare: int) -> Odd:
 
 def _not_torch(case: _Case, more: int) -> Odd:
     one = case.one
-    above = {
-        name: nbytes - case.among.of("libraries", name) for name, nbytes in one.libraries.items()
-    }
-    name = max(above, key=lambda name: above[name], default="")
-    whose = (
-        f": {format_bytes(above[name])} more in {name}" if name and above[name] > more // 4 else ""
-    )
+    name, above = _most_above(case, "libraries")
+    whose = f": {format_bytes(above)} more in {name}" if name and above > more // 4 else ""
     why = (
         f"{format_bytes(one.other_bytes or 0)} on its device are not PyTorch's, "
         f"{format_bytes(more)} more than {case.versus()}{whose}"

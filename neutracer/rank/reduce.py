@@ -19,7 +19,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from contextlib import contextmanager
 from itertools import pairwise
 from multiprocessing.context import SpawnContext, SpawnProcess
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from neutracer._native import core
 from neutracer.arguments import path_name
@@ -33,6 +33,9 @@ from neutracer.trace.roles import CATEGORIES, RULES
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.trace.source import memory_bound
 from neutracer.trace.timeline import Timeline
+
+if TYPE_CHECKING:
+    from neutracer.monitor.memory_monitor import MemoryMonitor
 
 # ---- Files -------------------------------------------------------------------------------
 
@@ -268,11 +271,15 @@ def reduced(snap: Snapshot, path: str, about: dict[str, Any]) -> RankDigest:
             trouble = f"nothing of it is left: {snap.partial}"
         return RankDigest(source=path, trouble=trouble, **known)
     # A device that ran out of memory, or else the one with the highest peak.
-    ranked = {one: _weight(snap.timeline(one)) for one in snap.devices}
+    timelines = {one: snap.timeline(one) for one in snap.devices}
+    ranked = {
+        one: (bool(timeline.facts["oom_count"]), timeline.peak().bytes)
+        for one, timeline in timelines.items()
+    }
     device = max(ranked, key=lambda one: (ranked[one], -one))
     by_device = about.get("devices")
     facts = by_device.get(str(device)) if isinstance(by_device, dict) else None
-    timeline = snap.timeline(device)
+    timeline = timelines[device]
     notes = [f"only a part was read: {snap.partial}"] if snap.partial else []
     notes += [flaw.message for flaw in snap.flaws]
     notes += snap.beside.damage
@@ -281,6 +288,9 @@ def reduced(snap: Snapshot, path: str, about: dict[str, Any]) -> RankDigest:
     if rest:
         notes.append(f"also has memory on {', '.join(rest)}")
     capacity = _limit(facts) if isinstance(facts, dict) else {}
+    growth = {}
+    if 0 < snap.trace_length(device) <= _MOST_EVENTS:
+        growth = growth_of(snap, device, capacity=capacity.get("total_bytes"))
     return RankDigest(
         source=path,
         notes=tuple(notes),
@@ -289,7 +299,7 @@ def reduced(snap: Snapshot, path: str, about: dict[str, Any]) -> RankDigest:
         **capacity,
         **_figures(snap, device, timeline),
         **_failures(timeline),
-        **_growth(snap, device, capacity.get("total_bytes")),
+        **growth,
         **_held(timeline),
         **_by_step(timeline),
         **_curve(timeline),
@@ -297,10 +307,6 @@ def reduced(snap: Snapshot, path: str, about: dict[str, Any]) -> RankDigest:
         history_complete=snap.history_complete(device),
         end_known=end_is_known(snap, device),
     )
-
-
-def _weight(timeline: Timeline) -> tuple[bool, int]:
-    return bool(timeline.facts["oom_count"]), timeline.peak().bytes
 
 
 def _limit(facts: dict[str, Any]) -> dict[str, Any]:
@@ -333,19 +339,23 @@ def _failures(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _growth(snap: Snapshot, device: int, capacity: int | None) -> dict[str, Any]:
-    if not 0 < snap.trace_length(device) <= _MOST_EVENTS:
-        return {}
+def growth_of(
+    source: Snapshot | MemoryMonitor, device: int, *, steps: int = 0, capacity: int | None = None
+) -> dict[str, Any]:
+    """The fields of a digest that `leak_trend` gives, of a source with so many steps."""
     try:
-        trend = leak_trend(snap, device=device, capacity=capacity, live=False)
+        trend = leak_trend(source, device=device, capacity=capacity, live=False)
     except (NeutracerError, ValueError):
         return {}
+    marks = trend.steps + trend.warmup_steps
+    # With short steps, a monitor's mark covers several.
+    each = max(steps / marks, 1.0) if trend.unit == "step" and marks and steps else 1.0
     grows = trend.verdict not in ("steady", "unknown")
-    last_step = trend.steps + trend.warmup_steps - 1
+    left = None if trend.oom_step is None else max(trend.oom_step - (marks - 1), 0)
     return {
         "verdict": trend.verdict,
-        "bytes_per_step": round(trend.bytes_per_step) if grows else 0,
-        "steps_to_oom": None if trend.oom_step is None else max(trend.oom_step - last_step, 0),
+        "bytes_per_step": round(trend.bytes_per_step / each) if grows else 0,
+        "steps_to_oom": None if left is None else round(left * each),
         "grows": str(trend.growth[0].place) if trend.growth else "",
     }
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Any
 
 from neutracer.arguments import callback, several
 from neutracer.rank.digest import MOST_BINS, RankDigest
@@ -168,19 +169,14 @@ def heat_map(digests: Sequence[RankDigest], clocks: Clocks) -> HeatMap | None:
     if not known:
         return None
     begin, end = min(a for a, _ in known), max(b for _, b in known)
-    pairs = list(zip(digests, spans, strict=True))
-    ooms = [
+    pairs = zip(digests, spans, strict=True)
+    ooms = (
         (row, clocks.common(one, one.first_oom_us))
         for row, one in enumerate(digests)
         if one.first_oom_us is not None
-    ]
-    return HeatMap(
-        tuple(one.rank for one in digests),
-        begin,
-        end,
-        tuple(_row(one, span, begin, end) for one, span in pairs),
-        tuple(ooms),
     )
+    rows = tuple(_row(one, span, begin, end) for one, span in pairs)
+    return HeatMap(tuple(one.rank for one in digests), begin, end, rows, tuple(ooms))
 
 
 def _span(one: RankDigest, clocks: Clocks) -> tuple[int, int] | None:
@@ -458,17 +454,9 @@ class RanksReport(Report):
     def _rows(self) -> Table:
         shown = self.rows
         if len(shown) > _MOST_ROWS:
-            odd = {one.rank for one in self.odd}
-            first = None if self.first_oom is None else self.first_oom.rank
-            shown = tuple(
-                sorted(
-                    self.rows,
-                    key=lambda row: (
-                        row.rank is None or (row.rank != first and row.rank not in odd),
-                        -(row.peak_allocated_bytes or 0),
-                    ),
-                )[:_MOST_ROWS]
-            )
+            named = {one.rank for one in (*self.odd, self.first_oom) if one is not None} - {None}
+            peaks = sorted(shown, key=lambda row: -(row.peak_allocated_bytes or 0))
+            shown = tuple(sorted(peaks, key=lambda row: row.rank not in named)[:_MOST_ROWS])
         cells = tuple(_cells(row, len(self.shapes) > 1) for row in shown)
         heads = ("", "peak", "peak reserved", "unused at end", "not PyTorch's", "", "")
         rest = len(self.rows) - len(shown)
@@ -485,11 +473,8 @@ class RanksReport(Report):
             pairs.append((label, f"{_whose(other)}, not in these figures: {other.sources[0]}"))
         if self.passed_over:
             count = len(self.passed_over)
-            what = (
-                "1 file that is not a snapshot"
-                if count == 1
-                else f"{count:,} files that are not snapshots"
-            )
+            what = f"{count:,} files that are not snapshots"
+            what = "1 file that is not a snapshot" if count == 1 else what
             names = ", ".join(self.passed_over[:_MOST_SKIPPED])
             names += ", ..." if count > _MOST_SKIPPED else ""
             pairs.append(("passed over", f"{what}: {names}"))
@@ -542,18 +527,13 @@ def _name(row: RankRow) -> str:
 def ranks_report(
     jobs: Sequence[Job], passed_over: Sequence[str] = (), extra: Sequence[Odd] = ()
 ) -> RanksReport:
-    """The report on the first of several jobs; the others are only named.
-
-    Args:
-        jobs: As returned by `jobs_of`.
-    """
+    """The report on the first of the jobs that `jobs_of` found; the others are only named."""
     job = jobs[0] if jobs else Job("", None, None, ())
     clocks = clocks_of(one for one in job.ranks if not one.trouble)
     shapes = shapes_of(job.ranks)
     odd = (*extra, *odd_ranks(shapes, clocks))
     first = first_oom(job, clocks)
     rows = _rows_of(job, shapes)
-    findings: tuple[Finding, ...] = findings_of(job, rows, odd, first, clocks)
     return RanksReport(
         job=job.name,
         attempt=job.attempt,
@@ -570,7 +550,7 @@ def ranks_report(
             for one in jobs[1:]
         ),
         passed_over=tuple(passed_over),
-        findings=ranked(findings),
+        findings=findings_of(job, rows, odd, first, clocks),
         _digests=job.ranks,
     )
 
@@ -587,53 +567,30 @@ def _rows_of(job: Job, shapes: Sequence[Shape]) -> tuple[RankRow, ...]:
     return tuple(rows)
 
 
-def _at_end(one: RankDigest) -> dict[str, int | None]:
-    if not one.end_known:
-        return {}
-    return {
-        "allocated_bytes": one.allocated_bytes,
-        "reserved_bytes": one.reserved_bytes,
-        "unused_bytes": max(one.reserved_bytes - one.allocated_bytes, 0),
-        "largest_hole_bytes": one.largest_hole_bytes,
-    }
+# What a row has of its digest as it is: of each one, and of one with figures.
+_SAME = ("rank", "host", "pid", "role", "source", "torch")
+_SAME_FIGURES = (
+    *("peak_allocated_bytes", "peak_reserved_bytes", "other_bytes", "libraries", "ooms"),
+    *("verdict", "bytes_per_step", "steps_to_oom", "steps", "where", "categories"),
+)
+_AT_END = ("allocated_bytes", "reserved_bytes", "largest_hole_bytes")
 
 
 def _table_row(one: RankDigest, shape: int | None) -> RankRow:
+    same = {name: getattr(one, name) for name in _SAME}
     if one.trouble:
-        return RankRow(
-            rank=one.rank,
-            host=one.host,
-            pid=one.pid,
-            role=one.role,
-            source=one.source,
-            state="can't be read",
-            note=one.trouble,
-            libraries={},
-            categories={},
-            torch=one.torch,
-        )
+        why: dict[str, Any] = {"state": "can't be read", "note": one.trouble}
+        return RankRow(**same, **why, libraries={}, categories={})
+    figures = {name: getattr(one, name) for name in _SAME_FIGURES}
+    if one.end_known:
+        figures |= {name: getattr(one, name) for name in _AT_END}
+        figures["unused_bytes"] = max(one.reserved_bytes - one.allocated_bytes, 0)
     return RankRow(
-        rank=one.rank,
-        host=one.host,
-        pid=one.pid,
-        role=one.role,
-        source=one.source,
+        **same,
+        **figures,
         state="out of memory" if one.ooms else one.reason,
         note="; ".join(one.notes),
         shape=shape,
-        peak_allocated_bytes=one.peak_allocated_bytes,
-        peak_reserved_bytes=one.peak_reserved_bytes,
-        **_at_end(one),
-        other_bytes=one.other_bytes,
-        libraries=one.libraries,
-        ooms=one.ooms,
-        verdict=one.verdict,
-        bytes_per_step=one.bytes_per_step,
-        steps_to_oom=one.steps_to_oom,
-        steps=one.steps,
-        where=one.where,
-        categories=one.categories,
-        torch=one.torch,
     )
 
 

@@ -18,27 +18,23 @@ from neutracer.errors import UnavailableError
 from neutracer.hooks import shim as hooks
 from neutracer.hooks.build import target
 from neutracer.hooks.live import take
-from neutracer.hooks.modules import Marks, check_model, check_modules, marks_of
-from neutracer.pickling import StaysHere
+from neutracer.hooks.modules import Marks, check_model, check_modules
 from neutracer.recording.recorder import (
     HISTORY,
     Recording,
+    Wish,
     ask_tensors,
     follow,
     is_for_cpu,
     other_allocator,
-    record,
     snapshot,
     torch_with_cuda,
     wrapped_ring,
 )
 from neutracer.recording.sidecar import (
+    facts_of,
     file_stem,
-    rank_facts,
-    running_program,
-    sidecar,
-    sidecar_path,
-    write_text,
+    save_with,
 )
 from neutracer.recording.uses import UsesOfSteps
 from neutracer.trace.snapshot import Snapshot
@@ -142,23 +138,12 @@ def listen(listener: Listener) -> Callable[[], None]:
     return remove
 
 
-def is_attached() -> bool:
-    """True once the observer is attached to this process's torch."""
-    return _observer.attached_to is not None and _observer.attached_to is sys.modules.get("torch")
-
-
 def add_notes(source: Callable[[str], str | None]) -> Callable[[], None]:
     """Add a note to each new out-of-memory exception of PyTorch.
 
     This includes `AcceleratorError`, raised while PyTorch's own allocator is disabled. The
-    exception's `__init__` is replaced meanwhile, so that every handler finds the note. Python
-    before 3.11 has no notes: nothing is added.
-
-    Args:
-        source: Returns the note for an exception's message, or None.
-
-    Returns:
-        A function that ends it.
+    exception's `__init__` is replaced until the returned function is called, so that every handler
+    finds what `source` returns for its message. Python before 3.11 has no notes.
     """
     if not hasattr(BaseException, "add_note"):
         return lambda: None
@@ -245,19 +230,19 @@ RECORDERS = ("auto", "hooks", "pytorch")
 #: Frames per stack, the most that a ring can hold; today's libraries need some 40.
 FRAMES = 64
 
-# Options of the active recordings.
-_on: dict[object, dict[str, Any]] = {}
+# Options of the active recordings through the hooks.
+_followed: dict[object, dict[str, Any]] = {}
 
 
 def hook_events() -> int:
     """Events per device of the active recording through the hooks; 0 without one."""
-    return max((facts["max_entries"] for facts in _on.values()), default=0)
+    return max((facts["max_entries"] for facts in _followed.values()), default=0)
 
 
 def recording_facts() -> dict[str, Any]:
     """The active recording's options, for the sidecar."""
-    if _on and not HISTORY.in_force():
-        return max(_on.values(), key=lambda facts: int(facts["max_entries"]))
+    if _followed and not HISTORY.in_force():
+        return max(_followed.values(), key=lambda facts: int(facts["max_entries"]))
     return {"recorder": "pytorch", **HISTORY.facts()}
 
 
@@ -276,24 +261,18 @@ def snapshot_now() -> Snapshot:
 
 
 def save_now(snap: Snapshot, directory: str) -> str:
-    """Write a snapshot of this process with its sidecar into a folder; return the file's path.
-
-    Raises:
-        OSError: It can't be written.
-    """
+    """Write a snapshot of this process with its sidecar into a folder; return the file's path."""
     os.makedirs(directory, exist_ok=True)
     path = os.path.join(directory, f"{file_stem('demand')}.pickle")
-    snap.save(path)
-    devices = () if snap.is_cpu else snap.devices
-    facts = sidecar(devices, recording=recording_facts(), tensors=snap.beside.tensors)
+    facts = facts_of(snap, recording_facts())
     if snap.beside.holders:
         facts["holders"] = {str(device): dict(one) for device, one in snap.beside.holders.items()}
-    write_text(sidecar_path(path), facts)
+    save_with(snap, path, facts)
     return path
 
 
-class ProgramRecording(StaysHere, instead="it records this process: send its snapshot()"):
-    """Records this process once CUDA is initialised, as `Recording` does.
+class ProgramRecording(Recording):
+    """A recording that begins whenever the program does, and whose failures are texts.
 
     Attributes:
         why: Why nothing is recorded though CUDA is in use, or "".
@@ -328,77 +307,55 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
         check_model(modules)
         if not uses or not is_for_cpu(sys.modules.get("torch")):
             torch_with_cuda()
-        self._uses = UsesOfSteps(uses, observed) if uses else None
-        self._modules = modules
-        self._marks: Marks | None = None
-        self.unmarked = ""
+        wish = Wish(max_entries or RECORDER_ENTRIES, stacks, context, pinned=pinned)
+        super().__init__(wish, modules=modules)
+        # Reports mention a wrapped ring; the program's output should not.
+        self.quiet = True
+        self._steps = UsesOfSteps(uses, observed) if uses else None
         self._asked = max_entries
-        self._stacks = stacks
-        self._context = context
-        self._pinned = pinned
         only_pytorch = recorder == "auto" and (stacks == "all" or pinned)
         self._recorder = "pytorch" if only_pytorch else recorder
-        self._process = 0
-        self._program = ""
-        self._lock = threading.Lock()
-        self._inner: Recording | None = None
-        self._end: Callable[[], None] | None = None
-        self._taken: tuple[Snapshot, dict[str, Any]] | None = None
-        self._is_on = False
-        self.why = ""
-        self.because = ""
+        self._end_following: Callable[[], None] | None = None
+        self.why = self.because = self.unmarked = ""
 
     @property
     def waiting(self) -> bool:
         """True while on and waiting for CUDA."""
-        begun = self._end is not None or self._inner is not None or self.why
-        return self._mine() and not begun
-
-    def _mine(self) -> bool:
-        return self._is_on and self._process == os.getpid()
+        return super().waiting and not self.why
 
     def start(self) -> ProgramRecording:
         """Start, and return the recording; a second call does nothing."""
-        torch: Any = sys.modules["torch"] if self._uses is not None else torch_with_cuda()
-        with self._lock:
-            if self._mine():
-                return self
-            self._process, self._program = os.getpid(), running_program()
-            self._is_on, self._taken, self.why, self.because = True, None, "", ""
+        torch: Any = sys.modules["torch"] if self._steps is not None else torch_with_cuda()
+        if self.active:
+            return self
+        self._switch_on()
+        self.why = self.because = ""
         if is_for_cpu(torch) or torch.cuda.is_initialized():
-            self._begin(torch)
+            self._begin_late(torch)
         else:
-            torch.cuda._lazy_call(functools.partial(self._begin, torch))
+            torch.cuda._lazy_call(functools.partial(self._begin_late, torch))
         return self
 
-    def _begin(self, torch: Any) -> None:
+    def now(self) -> tuple[Snapshot, dict[str, Any]]:
+        """The snapshot, as of the end where it has ended, and the content of its sidecar."""
+        if self._taken is None and (not self.active or self._begun is None):
+            why = self.why or "the program has not used CUDA yet"
+            raise UnavailableError("a recording with CUDA in it", why)
+        return self._now()
+
+    def _begin_late(self, torch: Any) -> None:
         # An exception here would abort the initialisation of CUDA.
-        if not self.waiting:
-            return
         try:
-            self._choose(torch)
+            if self.waiting:
+                self._begin(torch)
         except Exception as error:
             self.why = f"{error}"
             _LOGGER.info("nothing is recorded: %s", error)
 
-    def _choose(self, torch: Any) -> None:
+    def _switch_history_on(self, torch: Any, begun: Wish) -> None:
         other = "" if is_for_cpu(torch) else other_allocator(torch)
         if other:
             raise UnavailableError("a history of its memory", other)
-        # Cached: the program may leave its group before the recording ends.
-        rank_facts()
-        self._record_by(torch)
-        if self._uses is not None:
-            # After the history: each use is of a request that it has.
-            self._uses.begin(torch)
-        if self._modules is not None:
-            try:
-                check_modules(torch, self._modules)
-                self._marks = marks_of(torch, self._modules)
-            except UnavailableError as error:
-                self.unmarked = str(error)
-
-    def _record_by(self, torch: Any) -> None:
         if self._recorder != "pytorch":
             try:
                 self._follow()
@@ -407,18 +364,14 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
                 if self._recorder == "hooks" or is_for_cpu(torch):
                     raise
                 self.because = str(error)
-        options: Any = {"context": self._context, "pinned": self._pinned}
-        inner = record(self._asked or RECORDER_ENTRIES, self._stacks, **options)
-        # Reports mention a wrapped ring; the program's output should not.
-        inner.quiet = True
-        self._inner = inner.start_at_once(torch)
+        super()._switch_history_on(torch, begun)
 
     def _follow(self) -> None:
-        if target().torch.backend != "cuda" and self._uses is None:
+        if target().torch.backend != "cuda" and self._steps is None:
             raise UnavailableError("use of the hooks", "they were built for a torch without CUDA")
         events = self._asked or HOOK_ENTRIES
         try:
-            self._end = follow(events, FRAMES)
+            self._end_following = follow(events, FRAMES)
         except UnavailableError as error:
             # The user may have waited for their compilation.
             if sys.stderr is not None:
@@ -426,7 +379,7 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
                 text = f"neutracer: using PyTorch's own recorder, which costs more: {reason}"
                 print(text, file=sys.stderr, flush=True)
             raise
-        _on[self] = {
+        _followed[self] = {
             "recorder": "hooks",
             "joined": False,
             "max_entries": events,
@@ -435,83 +388,42 @@ class ProgramRecording(StaysHere, instead="it records this process: send its sna
             "frames": FRAMES,
         }
 
-    def stop(self) -> None:
-        """Stop and keep the recording; a second call does nothing."""
-        self._finish(keep=True)
-
-    def discard(self) -> None:
-        """Stop and keep nothing; a second call does nothing."""
-        self._finish(keep=False)
-
-    def _finish(self, keep: bool) -> None:
-        with self._lock:
-            if not self._mine():
-                return
-            try:
-                if keep and not self.waiting and not self.why:
-                    self._taken = self._take()
-            except UnavailableError as error:
-                _LOGGER.warning("the end of a recording could not be read: %s", error)
-            finally:
-                self._is_on = False
-                self._leave()
-
-    def _leave(self) -> None:
-        _on.pop(self, None)
-        if self._uses is not None:
-            self._uses.end()
-        marks, self._marks = self._marks, None
-        if marks is not None:
-            marks.detach()
-        end, self._end = self._end, None
-        inner, self._inner = self._inner, None
-        if end is not None:
+    def _switch_off(self, begun: Wish) -> None:
+        end, self._end_following = self._end_following, None
+        if end is None:
+            super()._switch_off(begun)
+        else:
+            _followed.pop(self, None)
             end()
-        if inner is not None:
-            inner.discard()
 
-    def snapshot(self) -> Snapshot:
-        """The recording so far, or until it was stopped."""
-        return self.now()[0]
+    def _observe(self, torch: Any) -> None:
+        if self._steps is not None:
+            self._steps.begin(torch)
+            self._uses = self._steps
 
-    def save(self, path: str | os.PathLike[str]) -> Snapshot:
-        """Write the snapshot and its sidecar <path>.json; return the snapshot."""
-        snap, facts = self.now()
-        snap.save(path)
-        write_text(sidecar_path(path), facts)
-        return snap
-
-    def now(self) -> tuple[Snapshot, dict[str, Any]]:
-        """The snapshot, as of the end where it has ended, and the content of its sidecar."""
-        if self._taken is not None:
-            return self._taken
-        if not self._mine() or self.waiting or self.why:
-            raise UnavailableError(
-                "a recording with CUDA in it", self.why or "the program has not used CUDA yet"
-            )
-        return self._take()
+    def _marked(self, torch: Any) -> Marks | None:
+        try:
+            check_modules(torch, self._modules)
+            return super()._marked(torch)
+        except UnavailableError as error:
+            self.unmarked = str(error)
+            return None
 
     def _take(self) -> tuple[Snapshot, dict[str, Any]]:
-        if self._inner is not None:
-            snap = self._inner.snapshot()
-            recording = {"recorder": "pytorch", "because": self.because, **HISTORY.facts()}
-            recording["wrapped"] = wrapped_ring(snap)
-        else:
-            recording = dict(_on[self])
+        if self in _followed:
+            recording = dict(_followed[self])
             backend = hooks.load().backend
             snap = ask_tensors(take(backend, recording["max_entries"], quiet=True))
             now = hooks.state()
             pushed = () if now is None else now.pushed.values()
             recording["wrapped"] = any(count >= recording["max_entries"] for count in pushed)
+        else:
+            snap = snapshot()
+            recording = {"recorder": "pytorch", "because": self.because, **HISTORY.facts()}
+            recording["wrapped"] = wrapped_ring(snap)
         if self._uses is not None:
             self._uses.note(snap)
-        facts = sidecar(
-            () if snap.is_cpu else snap.devices,
-            recording=recording,
-            program=self._program,
-            tensors=snap.beside.tensors,
-        )
-        return snap, facts
+        return snap, facts_of(snap, recording, program=self._program)
 
 
-os.register_at_fork(after_in_child=_on.clear)
+os.register_at_fork(after_in_child=_followed.clear)

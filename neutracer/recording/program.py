@@ -177,11 +177,7 @@ def _variables(traceback: TracebackType | None) -> Iterator[object]:
 
 @contextmanager
 def main_again(kept: Sequence[object]) -> Iterator[None]:
-    """Let `__main__` be the program that has run, so that its variables are found by their names.
-
-    Args:
-        kept: As `run_program` filled it; `__main__` stays as it is where that is nothing.
-    """
+    """Let `__main__` be the program that `run_program` kept, so that its variables have names."""
     main = next((one for one in kept if isinstance(one, ModuleType)), None)
     space = next((one for one in kept if isinstance(one, dict)), None)
     if main is None and space is not None:

@@ -32,14 +32,13 @@ from neutracer.hooks.modules import Marks, check_model, check_modules, marks_by,
 from neutracer.monitor.phases import mark_dump
 from neutracer.pickling import StaysHere
 from neutracer.recording.sidecar import (
+    facts_of,
     filled_in,
     rank_facts,
     running_program,
-    sidecar,
-    sidecar_path,
-    write_text,
+    save_with,
 )
-from neutracer.recording.uses import ObservedUses
+from neutracer.recording.uses import ObservedUses, UsesOfSteps
 from neutracer.trace.beside import TensorBlocks
 from neutracer.trace.snapshot import Snapshot, load
 from neutracer.units import format_count
@@ -118,11 +117,7 @@ def follow(events: int, frames: int) -> Callable[[], None]:
 
 
 def living_tensors(device_type: str) -> TensorBlocks:
-    """By device, the addresses of parameters (and buffers), gradients and optimizer states.
-
-    Args:
-        device_type: "cuda" or "cpu", whose device is 0.
-    """
+    """By device, the addresses of parameters (and buffers), gradients and optimizer states."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(getattr(torch, "optim", None), "Optimizer"):
         return {}
@@ -214,11 +209,7 @@ def snapshot() -> Snapshot:
 
 
 def dumped(cuda: Any, *, traces: bool = True) -> bytes:
-    """PyTorch's own dump, pickled with protocol 4.
-
-    Args:
-        traces: Include the events; without them it is quick however many there are.
-    """
+    """PyTorch's own dump, pickled with protocol 4; quick without its traces, however long."""
     with light_symbols():
         if traces:
             before = CACHE_CALLS.now()
@@ -428,16 +419,14 @@ class History:
 
 
 def _options(wish: Wish) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if wish.skip_actions:
-        options["skip_actions"] = list(wish.skip_actions)
-    if wish.compile_context:
-        options["compile_context"] = True
-    if wish.annotations:
-        options["global_record_annotations"] = True
-    if wish.pinned:
-        options["record_pinned_host_memory"] = True
-    return options
+    """What a wish has beyond the defaults, named as in PyTorch's own recorder."""
+    options = {
+        "skip_actions": list(wish.skip_actions),
+        "compile_context": wish.compile_context,
+        "global_record_annotations": wish.annotations,
+        "record_pinned_host_memory": wish.pinned,
+    }
+    return {name: value for name, value in options.items() if value}
 
 
 HISTORY = History()
@@ -580,7 +569,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         self._wish = wish
         self._modules = modules
         self._with_uses = uses
-        self._uses: ObservedUses | None = None
+        self._uses: ObservedUses | UsesOfSteps | None = None
         if uses:
             hooks.load()
         self._marks: Marks | None = None
@@ -671,10 +660,7 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
             OSError: It can't be written.
         """
         snap, facts = self._now()
-        snap.save(path)
-        if step is not None:
-            facts = {**facts, "step": step}
-        write_text(sidecar_path(path), facts)
+        save_with(snap, path, facts if step is None else {**facts, "step": step})
         return snap
 
     def __enter__(self) -> Recording:
@@ -738,9 +724,8 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         begun = Wish(**vars(self._wish))
         self._switch_history_on(torch, begun)
         try:
-            if self._with_uses:
-                # After the history: each use is of a request that it has.
-                self._uses = ObservedUses(torch).begin()
+            # After the history: each use is of a request that it has.
+            self._observe(torch)
             if self._modules is not None:
                 self._marks = self._marked(torch)
         except BaseException:
@@ -757,7 +742,11 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
         if not HISTORY.end(torch_with_cuda(), begun):
             self._warn("PyTorch's history was switched off before the recording ended")
 
-    def _marked(self, torch: Any) -> Marks:
+    def _observe(self, torch: Any) -> None:
+        if self._with_uses:
+            self._uses = ObservedUses(torch).begin()
+
+    def _marked(self, torch: Any) -> Marks | None:
         return marks_of(torch, self._modules)
 
     def _begin_late(self, torch: Any) -> None:
@@ -794,14 +783,8 @@ class Recording(StaysHere, instead="it records this process: send its snapshot()
                 f"{length} wrapped and lost the oldest events; "
                 "raise record(max_entries=...) to keep more"
             )
-        facts = sidecar(
-            () if snap.is_cpu else snap.devices,
-            recording={**options, "wrapped": bool(wrapped), "uses": self._with_uses},
-            step=self.step,
-            program=self._program,
-            tensors=snap.beside.tensors,
-        )
-        return snap, facts
+        recording = {**options, "wrapped": bool(wrapped), "uses": self._with_uses}
+        return snap, facts_of(snap, recording, step=self.step, program=self._program)
 
     def _warn(self, text: str) -> None:
         if not self._has_warned and not self.quiet:
@@ -833,7 +816,7 @@ class CpuRecording(Recording):
     def _switch_off(self, begun: Wish) -> None:
         self._end_following()
 
-    def _marked(self, torch: Any) -> Marks:
+    def _marked(self, torch: Any) -> Marks | None:
         return marks_by(hooks.load(), self._modules)
 
     def _taken_now(self) -> tuple[Snapshot, int | bool, Mapping[str, Any]]:

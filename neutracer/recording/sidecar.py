@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neutracer.render.report import dumps
 from neutracer.saving import atomic_file
@@ -20,6 +20,9 @@ from neutracer.trace.beside import (
     library_folders,
     plain_tensors,
 )
+
+if TYPE_CHECKING:
+    from neutracer.trace.snapshot import Snapshot
 
 # Launchers' environment variables for rank, world size, local rank: torchrun, Open MPI, MPICH,
 # Slurm. Slurm is last: it often starts another launcher, and its values then equal in all ranks.
@@ -171,12 +174,7 @@ def sidecar(
     program: str | None = None,
     tensors: TensorBlocks | None = None,
 ) -> dict[str, Any]:
-    """The sidecar's content; CUDA is not initialised, and no device gets a context.
-
-    Args:
-        devices: CUDA devices in use by this process.
-        program: The script or module; None takes it from `sys.argv`.
-    """
+    """The sidecar's content, of the CUDA devices in use; no device gets a context."""
     torch = sys.modules.get("torch")
     version = getattr(torch, "version", None)
     return {
@@ -198,6 +196,18 @@ def sidecar(
         "tensors": plain_tensors(tensors or {}),
         "libraries": list(library_folders()),
     }
+
+
+def facts_of(snap: Snapshot, recording: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """As `sidecar`, for a snapshot of this process that was just taken."""
+    devices = () if snap.is_cpu else snap.devices
+    return sidecar(devices, recording=recording, tensors=snap.beside.tensors, **more)
+
+
+def save_with(snap: Snapshot, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> None:
+    """Write a snapshot and its sidecar, each atomically."""
+    snap.save(path)
+    write_text(sidecar_path(path), facts)
 
 
 def room_now(device: int) -> DeviceRoom | None:

@@ -162,12 +162,7 @@ def _shift(trace: array[int], observed: array[int]) -> int | None:
 
 
 def _aligned(trace: array[int], found: bytes) -> Uses | None:
-    """The uses of a trace's requests; None if the observed ones are others.
-
-    Args:
-        trace: The address of each request; 0: it failed.
-        found: What the shim observed.
-    """
+    """The uses of a trace's requests, by what the shim found; None if it has seen others."""
     addresses, numbers = array("Q", found)[1::2], array("i", found)
     shift = _shift(trace, addresses)
     if shift is None:
@@ -203,11 +198,7 @@ class ObservedUses:
         self._unseen = _Unseen(self._module, torch)
 
     def begin(self) -> ObservedUses:
-        """Begin, and return the observer.
-
-        Raises:
-            UnavailableError: Another recording of this process observes uses.
-        """
+        """Begin, and return the observer; fails beside another one in this process."""
         with ObservedUses._lock:
             now = ObservedUses._now
             if now is not None and now.is_mine():

@@ -182,9 +182,7 @@ _thread.start_new_thread(begin, ())
 def ask(pid: int, request: Mapping[str, Any], *, wait_s: float, work_s: float) -> dict[str, Any]:
     """Send a request to `neutracer.run.attached` in another process; returns its answer.
 
-    Args:
-        wait_s: Timeout for its main thread to reach a safe point, in seconds.
-        work_s: Timeout for the work after that, in seconds.
+    Its main thread has `wait_s` to reach a safe point, and `work_s` for the work after that.
     """
     check_reachable(pid)
     _check_version(pid)
@@ -197,7 +195,10 @@ def ask(pid: int, request: Mapping[str, Any], *, wait_s: float, work_s: float) -
                 f"run 'neutracer attach {inner_number(pid)}' there"
             )
         script = _write_script(folder, request)
-        _send(pid, script)
+        try:
+            sys.remote_exec(pid, script)  # type: ignore[attr-defined,unused-ignore]
+        except Exception as error:
+            raise NeutracerError(_reason(pid, error)) from None
         _wait_until_taken(pid, folder, wait_s)
         return _answer(pid, folder, work_s)
     finally:
@@ -254,14 +255,6 @@ def _write_script(folder: str, request: Mapping[str, Any]) -> str:
         with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
             file.write(text)
     return os.path.join(folder, "script.py")
-
-
-def _send(pid: int, script: str) -> None:
-    remote_exec: Any = sys.remote_exec  # type: ignore[attr-defined,unused-ignore]
-    try:
-        remote_exec(pid, script)
-    except Exception as error:
-        raise NeutracerError(_reason(pid, error)) from None
 
 
 def _reason(pid: int, error: Exception) -> str:
@@ -448,18 +441,15 @@ def _report(
     if record_s is not None:
         length = format_duration_us(record_s * 1e6)
         notes.append(f"recorded for {length}: older blocks have no stacks")
+    names = ("program", "host", "python", "torch", "watching", "metrics")
+    texts: dict[str, Any] = {name: str(answer[name]) for name in names}
     return AttachReport(
-        program=str(answer["program"]),
+        **texts,
         pid=pid,
         rank=answer["rank"],
         world_size=answer["world_size"],
-        host=str(answer["host"]),
-        python=str(answer["python"]),
-        torch=str(answer["torch"]),
         recorded_s=record_s,
-        overview=shown and replace(shown, file=os.path.basename(str(answer["program"]))),
-        watching=str(answer["watching"]),
-        metrics=str(answer["metrics"]),
+        overview=shown and replace(shown, file=os.path.basename(texts["program"])),
         ended=tuple(map(str, answer["ended"])),
         ooms_seen=int(answer["ooms_seen"]),
         files=tuple(files),

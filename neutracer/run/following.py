@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 from neutracer.errors import NeutracerError, UnavailableError
 from neutracer.heap.owners import held_at_end
@@ -16,7 +17,7 @@ from neutracer.oom.watch import OomWatch, oom_report
 from neutracer.overview import OverviewReport, overview
 from neutracer.recording.long_history import ProgramRecording, recording_facts
 from neutracer.recording.recorder import is_for_cpu, snapshot
-from neutracer.recording.sidecar import file_stem, sidecar, sidecar_path, write_text
+from neutracer.recording.sidecar import facts_of, file_stem, save_with, write_text
 from neutracer.render.document import Copyable
 from neutracer.render.text import render_text
 from neutracer.trace.beside import beside_file
@@ -68,30 +69,24 @@ class Following:
         self,
         directory: str,
         max_entries: int | None,
-        stacks: str,
+        stacks: str = "python",
         command: str = "run",
-        *,
-        context: str = "alloc",
-        recorder: str = "auto",
-        modules: bool = False,
-        pinned: bool = False,
-        uses: int = 0,
+        **how: Any,
     ) -> None:
         """Set up without starting.
 
         Args:
             directory: Where the files go; created with the first one.
             max_entries: As for `ProgramRecording`; 0 records nothing.
-            stacks, context, recorder: As for `ProgramRecording`.
-            modules: Mark allocations with the module that made them.
-            pinned, uses: As for `ProgramRecording`. A report is written after these steps.
+            stacks: As for `ProgramRecording`.
+            how: More of its options; a report is written after the steps of `uses`.
         """
         self.directory = os.path.abspath(directory)
         self.command = command
         self.why = ""
         self.last: OverviewReport | None = None
         self._max_entries = max_entries
-        self._how = (stacks, context, recorder, True if modules else None, pinned, uses)
+        self._how: dict[str, Any] = {"stacks": stacks, **how}
         self._process = os.getpid()
         # Held while files are written, by the program's thread or the one beside it.
         self._lock = threading.Lock()
@@ -144,7 +139,7 @@ class Following:
             ooms = oom_report(self.directory, max_entries=0) if is_watched else None
             if self._max_entries != 0:
                 recording = ProgramRecording(
-                    self._max_entries, *self._how, lambda: self.write("uses")
+                    self._max_entries, **self._how, observed=lambda: self.write("uses")
                 )
                 self._recording = recording.start()
                 if recording.why:
@@ -191,14 +186,12 @@ class Following:
             snap, facts = self._recording.now()
         else:
             snap = snapshot()
-            recording = recording_facts()
-            facts = sidecar(snap.devices, recording=recording, tensors=snap.beside.tensors)
-        snap.save(path)
+            facts = facts_of(snap, recording_facts())
         if any(snap.timeline(device).facts["oom_count"] for device in snap.devices):
             facts = {**facts, "ooms": [oom.oom.to_dict() for oom in self.ooms]}
         if with_holders:
             facts = {**facts, "holders": self._holders(snap)}
-        write_text(sidecar_path(path), facts)
+        save_with(snap, path, facts)
         # What is said now is what is said of the file.
         snap.beside = beside_file(path)
         return snap
@@ -213,11 +206,7 @@ class Following:
             return {}
 
     def end_soon(self) -> bool:
-        """Like `end`, within two seconds, before a signal ends the process.
-
-        Returns:
-            Whether there was something to write.
-        """
+        """Like `end`, before a signal ends the process; returns whether anything was recorded."""
         ending = threading.Thread(target=self.end, args=(_TERMINATED,), daemon=True)
         ending.start()
         ending.join(_SOON_S)

@@ -35,12 +35,7 @@ def begin() -> None:
 
 
 def environment(word: str, directory: str, every: float | None = None) -> Mapping[str, str]:
-    """The variables that make child processes follow themselves.
-
-    Args:
-        word: One of `WORDS`.
-        directory: The folder of their files.
-        every: Minutes between reports; None writes them at the end only.
+    """The variables that make child processes follow themselves, as one of `WORDS` says.
 
     Example:
         >>> environment("run", "/tmp/reports", 10)
@@ -107,7 +102,7 @@ def _begin(word: str, folder: str) -> None:
     from neutracer.run.following import Following
 
     entries = 0 if word == "watch" else None
-    following = Following(folder, entries, "python", command=word)
+    following = Following(folder, entries, command=word)
     followed = _Followed(following)
     following.begin(watch=word in ("run", "watch"))
     atexit.register(followed.end)

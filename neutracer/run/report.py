@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from neutracer.oom.page import OomReport
 from neutracer.overview import OverviewReport
@@ -106,13 +107,9 @@ def run_and_report(
     module: bool = False,
     directory: str | os.PathLike[str] = DEFAULT_DIRECTORY,
     max_entries: int | None = None,
-    stacks: str = "python",
-    context: str = "alloc",
-    recorder: str = "auto",
-    modules: bool = False,
-    pinned: bool = False,
     uses: int = 0,
     every_s: float | None = None,
+    **how: Any,
 ) -> RunReport:
     """Run a program in this process, recording from CUDA's initialization.
 
@@ -124,11 +121,9 @@ def run_and_report(
         command: The script or module name, and its arguments.
         module: Whether it is a module.
         directory: Where the files go; created with the first one.
-        max_entries, stacks, context, recorder: As for `ProgramRecording`.
-        modules: Mark allocations with the `nn.Module` that made them.
-        pinned: Record the host's pinned memory too, which takes PyTorch's recorder.
-        uses: Optimizer steps after the first up to whose end uses are observed; 0: none.
+        max_entries, uses: As for `ProgramRecording`.
         every_s: Seconds between reports while it runs; None writes none.
+        how: More options of `ProgramRecording`.
 
     Returns:
         The report; its exit code is the program's.
@@ -140,16 +135,7 @@ def run_and_report(
     if max(max_entries or 0, every_s or 0) > _MOST:
         raise ValueError(f"max_entries and the time between reports must be at most {_MOST:,}")
     check_writable(os.path.abspath(directory))
-    following = Following(
-        os.fspath(directory),
-        max_entries,
-        stacks,
-        context=context,
-        recorder=recorder,
-        modules=modules,
-        pinned=pinned,
-        uses=uses,
-    )
+    following = Following(os.fspath(directory), max_entries, uses=uses, **how)
     ranks = _ranks_beside(following.directory)
 
     def last() -> None:

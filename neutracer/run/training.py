@@ -7,7 +7,8 @@ import logging
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -245,18 +246,32 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
 
     # ---- steps and phases --------------------------------------------------------------
 
-    def step(self, batch: object = None, number: int | None = None) -> _Step:
+    @contextmanager
+    def step(self, batch: object = None, number: int | None = None) -> Iterator[Training]:
         """One step, as a context manager.
 
         Args:
             batch: Its batch, whose tensors' shapes go into reports; not kept.
             number: The program's step number; None counts from 0.
         """
-        return _Step(self, batch, number)
+        self.begin_step(number, batch)
+        del batch
+        try:
+            yield self
+        finally:
+            self.end_step()
 
-    def phase(self, name: str) -> _PhaseContext:
+    def phase(self, name: str) -> AbstractContextManager[Training]:
         """A phase of the run, as a context manager: "forward", "evaluation"."""
-        return _PhaseContext(self, text("name", name))
+        return self._phase(text("name", name))
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[Training]:
+        self.enter(name)
+        try:
+            yield self
+        finally:
+            self.leave(name)
 
     def begin_step(self, number: int | None = None, batch: object = None) -> None:
         """Begin a step, ending the phases still open."""
@@ -380,31 +395,3 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
 
     def __repr__(self) -> str:
         return f"<Training {self._name}: {'on' if self._on else 'off'}, step {self._count}>"
-
-
-class _Step:
-    def __init__(self, run: Training, batch: object, number: int | None) -> None:
-        self._run = run
-        self._batch = batch
-        self._number = number
-
-    def __enter__(self) -> Training:
-        self._run.begin_step(self._number, self._batch)
-        self._batch = None
-        return self._run
-
-    def __exit__(self, *exception: object) -> None:
-        self._run.end_step()
-
-
-class _PhaseContext:
-    def __init__(self, run: Training, name: str) -> None:
-        self._run = run
-        self._name = name
-
-    def __enter__(self) -> Training:
-        self._run.enter(self._name)
-        return self._run
-
-    def __exit__(self, *exception: object) -> None:
-        self._run.leave(self._name)

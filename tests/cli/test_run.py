@@ -133,7 +133,7 @@ def test_out_of_memory_is_written_down(run):
 # The real torch is there for its tensors, and the program gets the fake one.
 REAL = """
 import sys
-from neutracer.heap.watch import prepare_heap
+from neutracer.heap.cycles import prepare_heap
 prepare_heap()
 sys.modules["real_torch"] = sys.modules.pop("torch")
 """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from forked import Imported
 
-from neutracer.heap.autograd import AutogradLinks, read_autograd
+from neutracer.heap.alive import AutogradLinks, read_autograd
 
 
 def named(links: AutogradLinks, source: object) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def test_gradient_of_inner_tensor_is_read_when_retained(torch: Any, made: bool) 
 LONG = """
 import resource, sys, torch
 resource.setrlimit(resource.RLIMIT_STACK, (5 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
-from neutracer.heap.autograd import read_autograd
+from neutracer.heap.alive import read_autograd
 y = torch.ones(1, requires_grad=True)
 kept = []
 for _ in range(32_000):

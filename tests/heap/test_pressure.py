@@ -14,8 +14,8 @@ from waiting import wait_for
 
 import neutracer
 from neutracer.heap import tensor_cycles as pressure
+from neutracer.heap.cycles import prepare_heap
 from neutracer.heap.tensor_cycles import PressureCollector, _Use
-from neutracer.heap.watch import prepare_heap
 
 torch = pytest.importorskip("torch")
 cases = pytest.importorskip("cycle_cases")
@@ -39,7 +39,7 @@ def collector(use: Callable[[], _Use], **options: Any) -> PressureCollector:
         0.005,
         words["callback"],
     )
-    made._start()
+    made._thread.start()
     return made
 
 

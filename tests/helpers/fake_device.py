@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from neutracer.monitor import devices as device
+from neutracer.monitor import device_report as device
 
 GIB = 1 << 30
 

@@ -58,7 +58,7 @@ def watched(shim: Any) -> Iterator[Any]:
 
 
 def followed() -> int:
-    return hooks.device_stats(-1)["allocated_bytes.all.current"]
+    return hooks.load().device_stats(-1)["allocated_bytes.all.current"]
 
 
 def script(with_torch: Imported, text: str, **environment: str) -> str:
@@ -80,7 +80,7 @@ def test_blocks_are_followed_until_freed(watched: Any) -> None:
     assert followed() - before == 50_000
     del second
     assert followed() == before
-    assert hooks.device_stats(-1)["allocated_bytes.all.peak"] >= before + 54_000
+    assert hooks.load().device_stats(-1)["allocated_bytes.all.peak"] >= before + 54_000
 
 
 @needs_cpu
@@ -193,8 +193,7 @@ def test_shim_refuses_what_is_no_number(shim: Any) -> None:
         shim.attach(-1)
     with pytest.raises(TypeError):
         shim.device_stats("0")
-    with pytest.raises(UnavailableError):
-        hooks.device_stats(4321)
+    assert shim.device_stats(4321) is None
 
 
 @needs_cpu
@@ -258,39 +257,12 @@ def test_wrappers_go_with_the_last_watch(watched: Any) -> None:
         kept[0]()
 
 
-# ---- out of memory ---------------------------------------------------------------------
-
-
-@needs_cpu
-def test_out_of_memory_is_told_before_it_is_raised(watched: Any) -> None:
-    told: list[hooks.OomFact] = []
-
-    def listener(fact: hooks.OomFact) -> None:
-        told.append(fact)
-        raise KeyError("a listener that fails")
-
-    with hooks.on_oom(listener), pytest.raises(RuntimeError, match="allocate"):
-        torch.empty(1 << 60, dtype=torch.uint8)
-    (fact,) = told
-    assert fact.asked_bytes == 1 << 60
-    assert fact.thread_id == threading.get_native_id()
-    assert hooks.oom_facts()[-1] == fact
-    assert "a listener that fails" in hooks.oom_errors()[-1]
-    with pytest.raises(RuntimeError):
-        torch.empty(1 << 60, dtype=torch.uint8)
-    assert len(told) == 1
-
-
 # ---- found, built, refused -------------------------------------------------------------
 
 
 def test_environment_tells_of_the_hooks(shim: Any) -> None:
     rows = {part.name: part for part in environment("0").parts}
     assert torch.__version__ in rows["Hooks"].version
-    state = hooks.state()
-    assert state is not None
-    if state.attached:
-        assert "attached" in rows["Allocator tracker"].version
 
 
 def test_other_torches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -388,7 +388,7 @@ CPU_PROGRAM = textwrap.dedent("""
         "reserved": stats["reserved_bytes.all.current"],
         "complete": snap.history_complete(),
         "fills": blocks_fill_segments(snap),
-        "refused": neutracer.hooks.shim.state().frames_refused,
+        "refused": neutracer.hooks.shim.load().frames_refused,
         "names": sorted({f.name for row in snap.events for f in row.stack}),
         "what_if": refusal(neutracer.what_if),
         "keep": [keep.survivors[0].count, keep.survivors[0].owner],

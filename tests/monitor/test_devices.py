@@ -13,7 +13,7 @@ from fake_device import GIB, FakeCuda, FakeNvml
 
 from neutracer import LimitError, UnavailableError
 from neutracer._native import core
-from neutracer.monitor import devices as device
+from neutracer.monitor import device_report as device
 
 UUIDS = [f"GPU-{n}0000000-1111-2222-3333-444444444444" for n in range(4)]
 

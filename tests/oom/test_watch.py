@@ -355,7 +355,7 @@ def test_wrong_arguments_are_refused(fake, options):
 
 def test_process_facts_name_the_tensors():
     torch = pytest.importorskip("torch")
-    from neutracer.heap.watch import prepare_heap
+    from neutracer.heap.cycles import prepare_heap
 
     prepare_heap()
 
@@ -373,7 +373,7 @@ def test_variables_are_not_kept_alive():
     torch = pytest.importorskip("torch")
     import weakref
 
-    from neutracer.heap.watch import prepare_heap
+    from neutracer.heap.cycles import prepare_heap
 
     prepare_heap()
     x = torch.zeros(5)
@@ -388,7 +388,7 @@ def test_variables_are_not_kept_alive():
 
 def test_garbage_of_other_devices_is_left_out():
     torch = pytest.importorskip("torch")
-    from neutracer.heap.watch import prepare_heap
+    from neutracer.heap.cycles import prepare_heap
 
     prepare_heap()
     gc.disable()

@@ -12,7 +12,7 @@ import pytest
 from fake_cuda import install
 
 import neutracer
-from neutracer.heap.watch import prepare_heap
+from neutracer.heap.cycles import prepare_heap
 from neutracer.hooks.cache_calls import CACHE_CALLS
 from neutracer.recording.recorder import HISTORY
 from neutracer.run import following
