@@ -163,6 +163,7 @@ _STACK_COLUMNS = 700
 
 _OTHERS = "all others"
 _UNKNOWN = CATEGORIES[0]
+_IDLE = "past its last use, or never used"
 
 # Characters of a name for which the legend has room.
 _MOST_NAME = 46
@@ -195,15 +196,20 @@ def stacked_bands(scene: Scene, by: str, top: int) -> tuple[Any, list[tuple[str,
     rest = total.copy()
     for group in order:
         rows = lives & (groups == group)
-        change = np.zeros(count + 1, np.int64)
-        np.add.at(change, begin[rows], size[rows])
-        np.add.at(change, end[rows], -size[rows])
-        values = np.cumsum(change)[states]
+        values = _over_states(scene, begin[rows], end[rows], size[rows])[states]
         rest -= values
         bands.append((names[group], values))
     if rest.any():
         bands.append((_OTHERS, rest))
     return states, bands
+
+
+def _over_states(scene: Scene, begin: Any, end: Any, size: Any) -> Any:
+    """The bytes in each state of blocks that are there from one state up to another."""
+    change = np.zeros(len(scene.states) + 1, np.int64)
+    np.add.at(change, begin, size)
+    np.add.at(change, end, -size)
+    return np.cumsum(change)
 
 
 def _fullest_states(scene: Scene, columns: int) -> Any:
@@ -253,6 +259,7 @@ def draw_stacked(scene: Scene, by: str, top: int, palette: Palette) -> Any:
         label = name.replace("_", " ") if by == "category" else name
         axes.fill_between(edges, low, high, label=label, **style)
         low = high
+    _hatch_idle(scene, states, edges, low, axes, palette)
     _, reserved = scene.column_extremes(scene.reserved, len(states))
     steps = np.append(reserved, reserved[-1:]).astype(float)
     line = {"where": "post", "color": palette.sand_ink, "linewidth": 1.3}
@@ -274,6 +281,20 @@ def draw_stacked(scene: Scene, by: str, top: int, palette: Palette) -> Any:
     )
     figure.text(0.075, 0.928, facts, color=palette.grey, size=9.5, **written)
     return figure
+
+
+def _hatch_idle(
+    scene: Scene, states: Any, edges: Any, top: Any, axes: Any, palette: Palette
+) -> None:
+    """Strokes over the uppermost bytes of the stack: as many as are past their last use."""
+    _, begin, end = scene.idle.T
+    if not len(begin):
+        return
+    sizes = np.asarray(scene.timeline.allocations.codes("size"))[scene.idle[:, 0]]
+    idle = _over_states(scene, begin, end, sizes.astype(np.int64))[states]
+    look = {"step": "post", "facecolor": "none", "edgecolor": palette.page, "linewidth": 0}
+    low = top - np.append(idle, idle[-1:])
+    axes.fill_between(edges, low, top, hatch="////", label=_IDLE, **look)
 
 
 def _colour(by: str, name: str, number: int, palette: Palette) -> str:
