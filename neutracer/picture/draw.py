@@ -41,7 +41,10 @@ _FARTHEST = 1e12
 
 _ALLOCATED, _ACTIVE, _RESERVED = 0, 1, 2
 
-# More blocks than these, the largest by area, are not hatched.
+#: The strokes over what is past its last use, or never used.
+HATCH = "////"
+
+# The blocks with the largest areas are hatched, at most so many.
 _MOST_HATCHED = 2000
 
 
@@ -270,12 +273,12 @@ class Scene:
         """The allocations that are kept past their last use, or never used, a line each: the row,
         the first state in which it is, and the one after the last. None without uses."""
         lives = lives_of(self.snapshot, self.timeline)
-        found = [] if lives is None else list(lives.idle())
-        return np.array(found, np.int64).reshape(-1, 3) + (0, 1, 1)
+        found = [] if lives is None else [(row, at + 1, end + 1) for row, at, end in lives.idle()]
+        return np.array(found, np.int64).reshape(-1, 3)
 
     @cached_property
     def idle_boxes(self) -> Any:
-        """Where in the view these are, the largest: positions x first, x end, y first, y end."""
+        """Where in the view the largest of these are: positions x first, x end, y first, y end."""
         rows, begin, end = self.idle.T
         if not len(rows) or not self.ranges:
             return np.zeros((0, 4))
@@ -1067,7 +1070,7 @@ def _hatch(scene: Scene, axes: Any, palette: Palette) -> None:
     if len(boxes):
         corners = np.stack([scene.axis_x(boxes[:, [0, 1, 1, 0]]), boxes[:, [2, 2, 3, 3]]], -1)
         path = Path.make_compound_path_from_polys(corners.astype(float))
-        look = {"facecolor": "none", "edgecolor": palette.page, "linewidth": 0, "hatch": "////"}
+        look = {"facecolor": "none", "edgecolor": palette.page, "linewidth": 0, "hatch": HATCH}
         axes.add_patch(PathPatch(path, label="idle", **look))
 
 
