@@ -17,6 +17,7 @@ from neutracer.oom.steps import Phase
 from neutracer.render.document import Cell, Figure, Place
 from neutracer.render.document import Table as TableBlock
 from neutracer.render.report import PlainRow
+from neutracer.trace.lives import lives_of
 from neutracer.trace.roles import CATEGORIES
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import UNKNOWN_PLACE
@@ -45,8 +46,11 @@ _SHOWN_LINES = 5
 # Lines of which the process is asked who holds them, of those that piled up and of all.
 _ASKED_LINES = 8
 
-# Less than this share of the limit is left out of a line's three parts in the text.
+# Less than this share of the limit is left out of a line's parts in the text.
 _LEAST_SHOWN = 1e-4
+
+# What is past its last use is a column of the text if a line has this share of all lines' bytes.
+_WORTHWHILE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +73,8 @@ class BillTerm(PlainRow):
         piled_up: By how much that had risen, round after round, or what else is older than the
             round before this one.
         this_round: The rest of it.
+        drag: What of it was past its last use then, or is never used, as `neutracer.drag` finds
+            it; 0 where the snapshot has no uses.
     """
 
     term: str
@@ -80,6 +86,7 @@ class BillTerm(PlainRow):
     stands: int = 0
     piled_up: int = 0
     this_round: int = 0
+    drag: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,12 +129,11 @@ class Bill(PlainRow):
     def table(self) -> Table:
         """The terms as a Table with a row each."""
         terms = self.terms
-        numbers = ("bytes", "count", "stands", "piled_up", "this_round")
-        columns = {name: Column(partial(_numbers, terms, name)) for name in numbers}
+        columns = {name: Column(partial(_numbers, terms, name)) for name in _SUMMED}
         for name in ("term", "place", "holder", "category"):
             texts = [str(getattr(one, name) or "") for one in terms]
             columns[name] = Column(partial(array, "I", range(len(texts))), names=texts)
-        parts = ("stands", "piled_up", "this_round", "count", "category")
+        parts = ("stands", "piled_up", "this_round", "drag", "count", "category")
         order = ("term", "bytes", "place", "holder", *parts)
         return Table("term", {name: columns[name] for name in order}, len(terms))
 
@@ -154,12 +160,19 @@ class Bill(PlainRow):
         heads: tuple[str, ...] = ("", "", "as what")
         if self.rounds:
             heads = ("", "", *self.parts())
+        if self._shows_drag:
+            heads = (*heads, "past last use")
         empty = ("",) * (len(heads) - 2)
         rows.append((Figure.bytes(self.limit_bytes), f"= {self.limit_text()}", *empty))
         if self.missing_bytes:
             rows.append((Figure.bytes(self.missing_bytes), self.missing_text(), *empty))
         notes = (*self.notes(), *_held_by(self.lines[:_SHOWN_LINES]))
         return TableBlock("The bill", tuple(rows), heads, notes)
+
+    @property
+    def _shows_drag(self) -> bool:
+        least = sum(one.bytes for one in self.lines) * _WORTHWHILE
+        return any(one.drag > least for one in self.lines)
 
     def parts(self) -> tuple[str, str, str]:
         """What a line's bytes are split into, in words."""
@@ -175,12 +188,12 @@ class Bill(PlainRow):
         what: Cell = self.words(one)
         if code is not None and one.place is not None:
             what = code if code.line else one.place.function
-        if not self.rounds:
-            return (Figure.bytes(one.bytes), what, one.category.replace("_", " "))
         least = self.limit_bytes * _LEAST_SHOWN
-        parts = (one.stands, one.piled_up, one.this_round)
-        split = tuple(Figure.bytes(part) if part > least else "" for part in parts)
-        return (Figure.bytes(one.bytes), what, *split)
+        parts = (one.stands, one.piled_up, one.this_round, one.drag)
+        split: list[Cell] = [Figure.bytes(part) if part > least else "" for part in parts]
+        if not self.rounds:
+            split[:3] = [one.category.replace("_", " ")]
+        return (Figure.bytes(one.bytes), what, *split[: None if self._shows_drag else -1])
 
     def words(self, term: BillTerm) -> str:
         """A term as a reader sees it; of a line, its place."""
@@ -208,6 +221,10 @@ class Bill(PlainRow):
         return (f"Compared with the {format_count(self.rounds, self.unit)} before it.",)
 
 
+# The numbers of a term.
+_SUMMED = ("bytes", "count", "stands", "piled_up", "this_round", "drag")
+
+
 def _numbers(terms: Sequence[BillTerm], name: str) -> array[int]:
     return array("Q", [getattr(one, name) for one in terms])
 
@@ -225,8 +242,7 @@ def _held_by(lines: Sequence[BillTerm]) -> Iterator[str]:
 
 
 def _together(lines: Sequence[BillTerm], term: str) -> BillTerm:
-    names = ("bytes", "count", "stands", "piled_up", "this_round")
-    sums = {name: sum(getattr(one, name) for one in lines) for name in names}
+    sums = {name: sum(getattr(one, name) for one in lines) for name in _SUMMED}
     places = {replace(one.place, function="", caller="") for one in lines if one.place is not None}
     place = replace(lines[0].place, caller="") if len(places) == 1 and lines[0].place else None
     return BillTerm(term=term, place=place, category=lines[0].category, **sums)
@@ -451,7 +467,7 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
     if now.total() > case.room.allocated:
         # A pool that was set back to an earlier state has blocks over others.
         now, counts = _in_layout(case, lines)
-    categories, holders = _categories(case, lines), _holders(case)
+    categories, holders, idle = _categories(case, lines), _holders(case), _idle(case, lines)
 
     def split(term: BillTerm, of: Sequence[int]) -> BillTerm:
         """A term by what some lines held in the rounds before."""
@@ -471,6 +487,7 @@ def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
                 count=counts[line],
                 category=categories.get(line, ""),
                 holder=holders.get(str(lines.places[line]), ""),
+                drag=min(idle[line], nbytes),
             ),
             (line,),
         )
@@ -514,6 +531,19 @@ def _older(case: Case, lines: _Lines, begins: Sequence[int]) -> Counter[int]:
         if made[row] < begins[-2]:
             older[lines.of_row(row, stacks[row])] += sizes[row]
     return older
+
+
+def _idle(case: Case, lines: _Lines) -> Counter[int]:
+    """By line, the bytes that are past their last use, or never used."""
+    idle = Counter[int]()
+    lives = None if case.timeline is None else lives_of(case.snap, case.timeline)
+    if case.timeline is None or lives is None:
+        return idle
+    sizes, stacks = (case.timeline.allocations.codes(name) for name in ("size", "stack"))
+    for row in case.live_rows:
+        if lives.is_idle(row, case.at):
+            idle[lines.of_row(row, stacks[row])] += sizes[row]
+    return idle
 
 
 def _replaced(case: Case, lines: _Lines, begins: Sequence[int]) -> Counter[int]:

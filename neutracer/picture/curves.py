@@ -18,7 +18,7 @@ from neutracer._native import core
 from neutracer.fragmentation.report import BANDS, fragmentation_report
 from neutracer.oom.bill import Bill, BillTerm
 from neutracer.oom.explain import ExplainReport
-from neutracer.picture.draw import Scene, block_scale, blues, draw_ooms
+from neutracer.picture.draw import HATCH, Scene, block_scale, blues, draw_ooms
 from neutracer.picture.extra import moment, picture, place_text
 from neutracer.picture.figure import byte_axis, plain_axes, size_text, time_axis
 from neutracer.render.document import Palette, Place, Severity, clean, mixed, sentence, shorten_left
@@ -163,17 +163,18 @@ _STACK_COLUMNS = 700
 
 _OTHERS = "all others"
 _UNKNOWN = CATEGORIES[0]
+_IDLE = "past its last use, or never used"
 
 # Characters of a name for which the legend has room.
 _MOST_NAME = 46
 
 
-def stacked_bands(scene: Scene, by: str, top: int) -> tuple[Any, list[tuple[str, Any]]]:
+def stacked_bands(scene: Scene, by: str, top: int) -> tuple[Any, list[tuple[str, Any, Any]]]:
     """Bytes by holder in one state of each column: the one with the most allocated.
 
     Returns:
-        The states, and (name, bytes in each of them): the largest at the peak first, all
-        others last.
+        The states, and (name, bytes in each of them, those of them that are past their last use
+        or never used): the largest at the peak first, all others last.
     """
     columns = min(_STACK_COLUMNS, max(1, scene.view[1] - scene.view[0]))
     states = _fullest_states(scene, columns)
@@ -191,19 +192,27 @@ def stacked_bands(scene: Scene, by: str, top: int) -> tuple[Any, list[tuple[str,
     held = np.bincount(groups[at_peak], size[at_peak], len(names))
     order = [group for group in np.argsort(-held, kind="stable")[:top] if held[group]]
     bands = []
-    total = scene.allocated[states]
-    rest = total.copy()
+    rest = scene.allocated[states]
+    row, since, until = scene.idle.T
+    idle_rest = _over_states(scene, since, until, size[row])[states]
     for group in order:
         rows = lives & (groups == group)
-        change = np.zeros(count + 1, np.int64)
-        np.add.at(change, begin[rows], size[rows])
-        np.add.at(change, end[rows], -size[rows])
-        values = np.cumsum(change)[states]
-        rest -= values
-        bands.append((names[group], values))
+        values = _over_states(scene, begin[rows], end[rows], size[rows])[states]
+        mine = groups[row] == group
+        idle = _over_states(scene, since[mine], until[mine], size[row[mine]])[states]
+        rest, idle_rest = rest - values, idle_rest - idle
+        bands.append((names[group], values, idle))
     if rest.any():
-        bands.append((_OTHERS, rest))
+        bands.append((_OTHERS, rest, idle_rest))
     return states, bands
+
+
+def _over_states(scene: Scene, begin: Any, end: Any, size: Any) -> Any:
+    """The bytes in each state of blocks that are there from one state up to another."""
+    change = np.zeros(len(scene.states) + 1, np.int64)
+    np.add.at(change, begin, size)
+    np.add.at(change, end, -size)
+    return np.cumsum(change)
 
 
 def _fullest_states(scene: Scene, columns: int) -> Any:
@@ -245,14 +254,22 @@ def draw_stacked(scene: Scene, by: str, top: int, palette: Palette) -> Any:
     x_first, x_end = (float(scene.axis_x(v)) for v in scene.view[:2])
     edges = np.linspace(x_first, x_end, len(states) + 1)
     low = np.zeros(len(states) + 1)
-    for number, (name, values) in enumerate(bands):
+    for number, (name, values, idle) in enumerate(bands):
         high = low + np.append(values, values[-1:])
         # Columns are wider than pixels, so that without blurred edges none of them is lost.
         colour = _colour(by, name, number, palette)
         style = {"step": "post", "color": colour, "linewidth": 0, "antialiased": False}
         label = name.replace("_", " ") if by == "category" else name
         axes.fill_between(edges, low, high, label=label, **style)
+        if idle.any():
+            look = {"facecolor": "none", "edgecolor": palette.page, "linewidth": 0}
+            used = high - np.append(idle, idle[-1:])
+            axes.fill_between(edges, used, high, step="post", hatch=HATCH, **look)
         low = high
+    if len(scene.idle):
+        # What is hatched has no colour of its own: the legend shows it on grey.
+        swatch = {"facecolor": palette.grey, "edgecolor": palette.page, "linewidth": 0}
+        axes.add_patch(Rectangle((x_first, 0), 0, 0, hatch=HATCH, label=_IDLE, **swatch))
     _, reserved = scene.column_extremes(scene.reserved, len(states))
     steps = np.append(reserved, reserved[-1:]).astype(float)
     line = {"where": "post", "color": palette.sand_ink, "linewidth": 1.3}

@@ -14,7 +14,8 @@ import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection, PatchCollection
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgb, to_rgba
-from matplotlib.patches import Rectangle
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.path import Path
 from matplotlib.transforms import blended_transform_factory
 
 from neutracer import units
@@ -24,6 +25,7 @@ from neutracer.picture.extra import picture, place_text
 from neutracer.picture.figure import byte_axis, plain_axes, power_name, size_text, time_axis
 from neutracer.render.document import Palette, sentence
 from neutracer.trace.events import cache_emptier, shown_device
+from neutracer.trace.lives import lives_of
 from neutracer.trace.marks import nested_turns, turns_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import NONE, UNKNOWN_PLACE, place_of
@@ -38,6 +40,12 @@ _OPENING = ("segment_alloc", "segment_map")
 _FARTHEST = 1e12
 
 _ALLOCATED, _ACTIVE, _RESERVED = 0, 1, 2
+
+#: The strokes over what is past its last use, or never used.
+HATCH = "////"
+
+# The blocks with the largest areas are hatched, at most so many.
+_MOST_HATCHED = 2000
 
 
 @dataclass(frozen=True)
@@ -259,6 +267,43 @@ class Scene:
             for event in found
             if first <= event + 1 < end
         ]
+
+    @cached_property
+    def idle(self) -> Any:
+        """The allocations that are kept past their last use, or never used, a line each: the row,
+        the first state in which it is, and the one after the last. None without uses."""
+        lives = lives_of(self.snapshot, self.timeline)
+        found = [] if lives is None else [(row, at + 1, end + 1) for row, at, end in lives.idle()]
+        return np.array(found, np.int64).reshape(-1, 3)
+
+    @cached_property
+    def idle_boxes(self) -> Any:
+        """Where in the view the largest of these are: positions x first, x end, y first, y end."""
+        rows, begin, end = self.idle.T
+        if not len(rows) or not self.ranges:
+            return np.zeros((0, 4))
+        table = self.timeline.allocations
+        address, size = (np.asarray(table.codes(name))[rows] for name in ("address", "size"))
+        starts, lengths, positions = np.array(self.ranges, np.uint64).T
+        at = np.searchsorted(starts, address, "right") - 1
+        drawn = (at >= 0) & (address - starts[at] < lengths[at])
+        low = (positions[at] + (address - starts[at])).astype(np.int64)
+        if (self.request.stream, self.request.pool) != (None, None):
+            # Segments of others may have been at the same addresses.
+            lives = self.segment_lives()
+            drawn &= np.any(
+                [
+                    (low >= first) & (low < top) & (begin >= born) & (begin < gone)
+                    for first, top, born, gone, _ in lives
+                ],
+                axis=0,
+            )
+        edges = np.append(self.states, self._end)
+        x = np.clip([edges[begin], edges[end]], *self.view[:2])
+        y = np.clip([low, low + size.astype(np.int64)], *self.view[2:])
+        areas = np.where(drawn, (x[1] - x[0]).astype(float) * (y[1] - y[0]), 0.0)
+        largest = np.argsort(-areas, kind="stable")[:_MOST_HATCHED]
+        return np.stack([*x, *y], 1)[largest[areas[largest] > 0]]
 
     def segment_lives(self) -> list[tuple[int, int, int, int, tuple[int, int, int]]]:
         """The segments that are drawn: positions first and end, states first and end, and
@@ -846,6 +891,8 @@ def _key_lines(panels: list[_Panel]) -> list[str]:
     ]
     if any(has_gaps(panel.scene) for panel in panels):
         words.append("Slanted strokes mark addresses left out, which were never reserved.")
+    if any(len(panel.scene.idle_boxes) for panel in panels):
+        words.append("Hatched blocks are past their last use, or never used.")
     if any(_ends_early(panel) for panel in panels):
         words.append("The dotted line is the last event.")
     room = int(panels[0].width / _CHARACTER)
@@ -999,6 +1046,7 @@ def _map(
     axes.set_ylim(y_first, y_first + height)
     if _ends_early(panel):
         axes.axvline(x_end, color=palette.grey, linewidth=0.9, linestyle=":", label="end")
+    _hatch(scene, axes, palette)
     _borders(scene, axes, height, palette)
     draw_gaps(scene, axes, palette)
     time_axis(axes, scene.by_time, len(scene.timeline))
@@ -1014,6 +1062,16 @@ def _map(
         axes.set_ylabel(f"{what}, {axes.yaxis.label.get_text()}")
     place_markers(scene, axes, planes, panel.notes, palette)
     return axes
+
+
+def _hatch(scene: Scene, axes: Any, palette: Palette) -> None:
+    """Strokes over blocks that are kept past their last use, or never used."""
+    boxes = scene.idle_boxes
+    if len(boxes):
+        corners = np.stack([scene.axis_x(boxes[:, [0, 1, 1, 0]]), boxes[:, [2, 2, 3, 3]]], -1)
+        path = Path.make_compound_path_from_polys(corners.astype(float))
+        look = {"facecolor": "none", "edgecolor": palette.page, "linewidth": 0, "hatch": HATCH}
+        axes.add_patch(PathPatch(path, label="idle", **look))
 
 
 def _borders(scene: Scene, axes: Any, height: int, palette: Palette) -> None:

@@ -50,7 +50,8 @@ def mdtp(
     Blocks are blue, darker where larger; holes in what is reserved are sand; a slanted stroke
     on the axis marks left-out addresses that were never reserved; moments of OOM are red
     columns. Above are the allocated and reserved bytes. The largest holes get a letter, and a
-    line below that says what pins them. A pixel that has seen a block or a hole shows it.
+    line below that says what pins them. A pixel that has seen a block or a hole shows it. Where the
+    snapshot has uses, blocks past their last use are hatched, and those that are never used.
 
     Args:
         before: A snapshot, or what `load` takes; or an outcome of `what_if`, which is drawn
@@ -175,7 +176,8 @@ def plot_timeline(
     """Draw allocated bytes over time, stacked by holder.
 
     Above the stack runs the line of what was reserved; moments of OOM are red. Each column
-    of pixels shows the moment in it at which the most was allocated.
+    of pixels shows the moment in it at which the most was allocated. Where the snapshot has
+    uses, the part of a band that is past its last use, or never used, is hatched.
 
     Args:
         source: A snapshot, or what `load` takes.

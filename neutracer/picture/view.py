@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from heapq import nlargest
 from html import escape
 from pathlib import Path
 from typing import Any, overload
@@ -40,6 +41,7 @@ from neutracer.render.report import Finding
 from neutracer.saving import atomic_file, check_output
 from neutracer.trace.events import PINNED, device_name
 from neutracer.trace.flaws import FLAW_RULES
+from neutracer.trace.lives import lives_of
 from neutracer.trace.roles import CATEGORIES, FIRST_TOLD, FRAME_BITS, ROLE_RULES, RULES, Role
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import FILE_RULES, UNPACK_RULES, SnapshotSource
@@ -229,6 +231,9 @@ _TABS = {
 }
 
 _MOST_PLACE = 120
+
+# Blocks that the page hatches: each is a rectangle of every picture.
+_MOST_IDLE = 2000
 
 
 def device_entries(report: OverviewReport, devices: Sequence[int]) -> list[dict[str, Any]]:
@@ -573,6 +578,7 @@ def _page(
         "renamed": dict(_renamed(snap)),
         "libraries": snap.libraries,
         "rules": {number: _told_rules(snap, number) for number in devices if snap.beside.tensors},
+        "idle": {number: told for number in devices if (told := _told_idle(snap, number))},
         "devices": [*device_entries(report, devices), *map(host_entry, host)],
     }
     payloads = _data("told", facts) + _packed("snapshot", packed_columns(snap))
@@ -627,6 +633,18 @@ def _told_rules(snap: Snapshot, device: int) -> list[tuple[int, int]]:
     """Rows of the allocations of which the process's tensors said what they are, and the rule."""
     rules = snap.timeline(device).categories.rules
     return [(row, rule) for row, rule in enumerate(rules) if rule >= FIRST_TOLD]
+
+
+def _told_idle(snap: Snapshot, device: int) -> list[tuple[int, int]]:
+    """Rows of the allocations that are kept past their last use, or never used, and the event after
+    which: those that are it with the most bytes for the most events."""
+    timeline = snap.timeline(device)
+    lives = lives_of(snap, timeline)
+    if lives is None:
+        return []
+    sizes = timeline.allocations.codes("size")
+    found = nlargest(_MOST_IDLE, lives.idle(), lambda one: sizes[one[0]] * (one[2] - one[1]))
+    return [(row, event) for row, event, _ in found]
 
 
 def _bounded(focus: tuple[int, int], events: int) -> tuple[int, int]:

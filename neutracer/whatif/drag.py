@@ -32,6 +32,7 @@ from neutracer.render.document import (
 )
 from neutracer.render.report import Finding, PlacedRow, PlainRow, Report, ranked
 from neutracer.trace.events import device_name, shown_device
+from neutracer.trace.lives import Lives
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.stacks import Frame, base_name, is_own
@@ -54,44 +55,14 @@ _NO_USES = (
 )
 
 
-def _end_of(snap: Snapshot, timeline: Timeline) -> int:
-    """The last event that is the program's: a rehearsal ends it after some steps, and what it frees
-    then would live on."""
-    ends = [one.time_us for one in snap.annotations if one.stage == "END"]
-    return timeline.event_at(ends[-1]) if snap.rehearsed and ends else len(timeline)
-
-
-class _Lives:
-    """The lives of a timeline's allocations, by row."""
+class _Lives(Lives):
+    """The lives of a timeline's allocations, by row, with the code that made and ended them."""
 
     def __init__(self, snap: Snapshot, timeline: Timeline) -> None:
-        rows = timeline.allocations
-        self.snap, self.timeline = snap, timeline
-        self.sizes: Sequence[int] = rows.codes("size").tolist()
-        self.made: Sequence[int] = rows.codes("alloc_event").tolist()
-        self.freed: Sequence[int] = rows.codes("free_event").tolist()
-        self._end = _end_of(snap, timeline)
-        self.first: Sequence[int] = rows.codes("first_use_event").tolist()
-        self.last: Sequence[int] = rows.codes("last_use_event").tolist()
+        super().__init__(snap, timeline)
+        self.sizes: Sequence[int] = timeline.allocations.codes("size").tolist()
         self.stacks: Sequence[int] = timeline.events.codes("stack").tolist()
         self._frames: dict[int, tuple[Frame, ...]] = {}
-        # The last step of a recording may have no end in it.
-        whole = timeline.steps.steps[: None if snap.rehearsed else -1]
-        self._last_step = whole[-1].first if whole else NEVER
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def is_known(self, row: int) -> bool:
-        """Whether the last use is known. A block that the trace does not free may be used behind
-        its end, unless a whole step went by without a use."""
-        if self.first[row] == UNKNOWN:
-            return False
-        return self.is_freed(row) or self.last[row] < self._last_step
-
-    def is_freed(self, row: int) -> bool:
-        """Whether the program frees a block within the trace."""
-        return 0 <= self.freed[row] <= self._end
 
     def is_held(self, row: int) -> bool:
         """Whether a block lives on through a whole step that does not use it: no local variable of
@@ -116,7 +87,7 @@ class _Lives:
         if first != UNKNOWN and event <= last:
             is_lag = first > event and self.made[row] < begun
             return "lag" if is_lag else "in_use"
-        if not self.is_known(row):
+        if not self.is_idle(row, event):
             return "unknown"
         return "void" if first == NEVER else "drag"
 

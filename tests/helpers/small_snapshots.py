@@ -6,6 +6,8 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+from neutracer.trace.uses import KEY, Uses
+
 MIB = 1 << 20
 BASE = 0x7F0000000000
 
@@ -72,6 +74,25 @@ def one_program(device: int = 0, base: int = BASE) -> dict[str, Any]:
             {"stage": "START", "name": "step", "device": device, "time_us": 1005}
         ],
     }
+
+
+def used_program() -> dict[str, Any]:
+    """The same with uses: nothing uses the 6 MiB, which are there after events 2 and 3."""
+    snapshot = one_program()
+    [trace] = snapshot["device_traces"]
+    trace.insert(3, event("alloc", BASE + 10 * MIB, 2 * MIB, 1025))
+    snapshot["segments"][0]["blocks"][1:] = [
+        block(BASE + 4 * MIB, 6 * MIB),
+        block(BASE + 10 * MIB, 2 * MIB, "active_allocated", 2 * MIB),
+        block(BASE + 12 * MIB, 8 * MIB),
+    ]
+    uses = Uses()
+    for request in (1, 2, 3):
+        uses.request()
+        uses.made(request)
+        uses.use(1)
+    snapshot["allocator_settings"][KEY] = uses.text(0)
+    return snapshot
 
 
 def two_devices() -> dict[str, Any]:

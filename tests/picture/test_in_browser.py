@@ -13,7 +13,7 @@ from chromium import PROGRAM, Browser
 from hostile_names import HOSTILE_NAMES
 from places import TESTS
 from small_snapshots import event as trace_event
-from small_snapshots import one_program, two_devices
+from small_snapshots import one_program, two_devices, used_program
 
 import neutracer
 from neutracer.picture.view import bundle, view
@@ -585,6 +585,35 @@ def test_finding_marks_its_blocks_everywhere(browser, failed):
     until(browser, "document.querySelectorAll('#panel mark').length > 1")
     browser.click("#findings .line strong")
     until(browser, "document.getElementById('search').value", "")
+
+
+def test_what_is_past_its_last_use_is_hatched(browser, tmp_path):
+    """6 MiB of 20, which nothing uses after event 3, the third of six."""
+    keys = "[...document.querySelectorAll('#legend .key')].map(k => k.innerText)"
+    hatched = "hatched: past its last use, or never used"
+    seen = {}
+    for name, plain in (("used", used_program()), ("plain", one_program())):
+        ready(browser, view(pickle.dumps(plain), tmp_path / f"{name}.html"))
+        browser.click("[data-axis=event]")
+        browser.calm(60)
+        assert (hatched in browser.value(keys)) == (name == "used")
+        left, top, width, height = map(
+            float, browser.value("document.getElementById('chart').dataset.map").split(",")
+        )
+        wide = width / (len(plain["device_traces"][0]) + 1)
+
+        def colours(state, low, high, left=left, top=top, wide=wide, height=height):
+            y, tall = top + height * (1 - high / 20) + 4, height * (high - low) / 20 - 8
+            box = [round(one) for one in (left + (state + 0.2) * wide, y, 0.6 * wide, tall)]
+            return browser.value(
+                "(box => new Set(new Uint32Array(document.getElementById('base').getContext('2d')"
+                f".getImageData(...box).data.buffer)).size)({box})"
+            )
+
+        seen[name] = [colours(3, 4, 10), colours(4, 4, 10), colours(4, 0, 4)]
+    assert seen["plain"] == [1, 1, 1]
+    assert seen["used"][::2] == [1, 1]
+    assert seen["used"][1] > 1
 
 
 def test_legend_hides_and_isolates(browser, page):

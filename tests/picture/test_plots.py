@@ -49,8 +49,8 @@ def scene(name, **options):
 def test_bands_add_up_to_allocated(name, by):
     shown = scene(name, x="event")
     states, bands = stacked_bands(shown, by, 5)
-    assert sum(values for _, values in bands).tolist() == shown.allocated[states].tolist()
-    assert all((values >= 0).all() for _, values in bands)
+    assert sum(values for _, values, _ in bands).tolist() == shown.allocated[states].tolist()
+    assert all((values >= 0).all() for _, values, _ in bands)
     assert shown.allocated[states].max() == max(shown.timeline.allocated)
 
 
@@ -59,7 +59,7 @@ def test_band_of_stack_is_its_holder():
     peak = shown.timeline.peak("allocated").event
     states, bands = stacked_bands(shown, "stack", 3)
     column = states.tolist().index(peak + 1)
-    held = [int(values[column]) for _, values in bands[:3]]
+    held = [int(values[column]) for _, values, _ in bands[:3]]
     assert held == [holder.bytes for holder in shown.timeline.holders(by="stack", limit=3)]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hostile_names import HOSTILE_NAMES
 from places import TESTS
-from small_snapshots import one_program, two_devices
+from small_snapshots import one_program, two_devices, used_program
 
 import neutracer
 from neutracer.cli.main import main
@@ -55,6 +55,13 @@ def test_page_holds_the_whole_snapshot(name):
     if len(snap.events) > 2000:
         file = base64.b64encode(gzip.compress(snap.to_bytes()))
         assert len(element(page, "snapshot")) < 0.45 * len(file)
+
+
+def test_page_is_told_what_is_past_its_last_use(monkeypatch):
+    assert told(view_html(dumped(used_program())))["idle"] == {"0": [[1, 3]]}
+    assert told(view_html(dumped(one_program())))["idle"] == {}
+    monkeypatch.setattr(view_bundle, "_MOST_IDLE", 0)
+    assert told(view_html(dumped(used_program())))["idle"] == {}
 
 
 def policy_of(page: str) -> str:

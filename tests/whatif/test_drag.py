@@ -6,14 +6,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import neutracer
-from neutracer.reports import DragLine, DragReport
+from neutracer.oom.bill import BillTerm, bill_at
+from neutracer.overview import overview
+from neutracer.render.document import Figure
+from neutracer.reports import DragLine, DragMoment, DragReport
 
 torch = pytest.importorskip("torch", reason="needs torch, which is not installed here")
 
@@ -269,6 +274,160 @@ def test_a_failure_is_split_as_the_peak_is() -> None:
     assert [moment.name for moment in report.moments] == ["peak", "failure"]
     assert report.moments[1].event == len(snap.events) - 1
     assert report.moments[1].allocated_bytes == 40 * MIB
+    assert not any(line.drag for line in neutracer.explain(snap).bill.lines)
+
+
+def idle_bytes(moment: DragMoment) -> int:
+    return moment.drag_bytes + moment.void_bytes
+
+
+# ---- Where it is shown ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def snap(file: Path) -> Any:
+    return neutracer.load(file)
+
+
+PLAIN = "tests/data/frag_default.pickle"
+PAST = "past its last use, or never used"
+
+
+def test_the_bill_splits_its_lines_as_the_report_does(snap: Any) -> None:
+    report = neutracer.drag(snap)
+    [moment] = report.moments
+    bill = bill_at(snap, 0, moment.event)
+    assert sum(line.drag for line in bill.lines) == idle_bytes(moment) > 5 * 32 * MIB
+    lines = Counter[tuple[str, int]]()
+    for line in report.lines:
+        lines[line.function, line.line] += line.idle_bytes
+    told = {(line.place.function, line.place.line): line.drag for line in bill.lines if line.place}
+    assert +lines == +Counter(told)
+    assert list(bill.table()["drag"]) == [one.drag for one in bill.terms]
+    teacher = max(bill.lines, key=lambda line: line.drag)
+    block = bill.block()
+    assert block.columns[-1] == "past last use"
+    assert block.rows[0][0] == Figure.bytes(teacher.bytes)
+    assert block.rows[0][-1] == Figure.bytes(teacher.drag)
+    assert overview(snap).to_dict()["devices"][0]["bill"]["terms"][0]["drag"] == teacher.drag
+
+
+def test_the_bill_of_a_failure_has_what_a_whole_step_did_not_use() -> None:
+    def program() -> Any:
+        kept: list[Any] = []
+
+        def step() -> None:
+            kept.append(torch.empty(20 << 18, device="cuda"))
+            kept[-1].add_(1)
+            torch.empty(2 << 18, device="cuda")
+
+        return step
+
+    snap = neutracer.rehearse(program, steps=9, device="H100", capacity="130MiB")
+    *_, failure = neutracer.drag(snap).moments
+    bill = neutracer.explain(snap).bill
+    assert failure.name == "failure"
+    assert sum(line.drag for line in bill.lines) == idle_bytes(failure) >= 3 * 20 * MIB
+    assert "past last use" in bill.block().columns
+    assert {len(row) for row in bill.block().rows} == {len(bill.block().columns)}
+
+
+def test_a_bill_has_no_column_where_little_is_past_its_last_use(snap: Any) -> None:
+    plain = neutracer.explain(PLAIN).bill
+    assert "past last use" not in plain.block().columns
+    assert not any(one.drag for one in plain.terms)
+    bill = bill_at(snap, 0, neutracer.drag(snap).moments[0].event)
+    least = sum(line.bytes for line in bill.lines) // 100
+    small = replace(bill, terms=tuple(replace(one, drag=0) for one in bill.terms))
+    large = replace(
+        bill, terms=(*small.terms, BillTerm(term="line", bytes=3 * least, drag=3 * least))
+    )
+    assert "past last use" not in small.block().columns
+    assert "past last use" in large.block().columns
+    for shown in (small, large):
+        assert {len(row) for row in shown.block().rows} == {len(shown.block().columns)}
+
+
+@pytest.mark.parametrize("x", ["event", "time"])
+def test_the_map_hatches_what_is_past_its_last_use(snap: Any, x: str) -> None:
+    pytest.importorskip("matplotlib")
+    [moment] = neutracer.drag(snap).moments
+    figure = neutracer.mdtp(snap, x=x)
+    axes = figure.axes[1]
+    [hatched] = [patch for patch in axes.patches if patch.get_label() == "idle"]
+    assert hatched.get_hatch()
+    boxes = [polygon.reshape(-1) for polygon in hatched.get_path().to_polygons()]
+    sides = [(min(b[0::2]), max(b[0::2]), min(b[1::2]), max(b[1::2])) for b in boxes]
+    time = snap.timeline().time_us
+    at = moment.event + 0.5 if x == "event" else (time[moment.event] - time[0]) / 1e6 + 1e-9
+    shown = sum(top - low for first, end, low, top in sides if first < at < end)
+    assert shown == idle_bytes(moment)
+    words = " ".join(text.get_text() for text in figure.texts)
+    assert "Hatched blocks are past their last use, or never used." in words
+
+
+def test_the_map_hatches_the_largest_of_what_it_shows(
+    snap: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    from neutracer.picture import draw
+
+    every = draw.Scene(snap, draw.Request(x="event"), "").idle_boxes
+    part = draw.Scene(snap, draw.Request(x="event", time_range=(60, 120)), "")
+    assert 0 < len(part.idle_boxes) < len(every)
+    assert part.idle_boxes[:, :2].min() >= part.view[0]
+    assert part.idle_boxes[:, :2].max() <= part.view[1]
+    monkeypatch.setattr(draw, "_MOST_HATCHED", 3)
+    largest = draw.Scene(snap, draw.Request(x="event"), "").idle_boxes
+    assert largest.tolist() == every[:3].tolist()
+    figure = neutracer.mdtp(PLAIN)
+    assert not [patch for patch in figure.axes[1].patches if patch.get_label() == "idle"]
+    assert not any("Hatched" in text.get_text() for text in figure.texts)
+
+
+def test_the_map_of_a_stream_hatches_its_own_blocks() -> None:
+    pytest.importorskip("matplotlib")
+    from neutracer.picture.draw import Request, Scene
+
+    def step() -> None:
+        side = torch.cuda.Stream()
+        kept = torch.empty(20 << 18, device="cuda")
+        kept.add_(1)
+        with torch.cuda.stream(side):
+            other = torch.empty(30 << 18, device="cuda")
+            other.add_(1)
+            for _ in range(3):
+                torch.empty(40 << 18, device="cuda")
+        del kept, other
+
+    snap = neutracer.rehearse(step, steps=1, device="H100")
+    heights = {}
+    for stream in (None, 0, 1):
+        scene = Scene(snap, Request(x="event", stream=stream), "")
+        boxes = scene.idle_boxes
+        heights[stream] = {int(height) // MIB for height in boxes[:, 3] - boxes[:, 2]}
+    assert heights[0] == {20}
+    assert heights[1] >= {30}
+    assert heights[None] == heights[0] | heights[1]
+
+
+def test_the_timeline_hatches_a_part_of_each_band(snap: Any) -> None:
+    pytest.importorskip("matplotlib")
+    from neutracer.picture.curves import stacked_bands
+    from neutracer.picture.draw import Request, Scene
+
+    [moment] = neutracer.drag(snap).moments
+    for by, top in (("category", 20), ("place", 1)):
+        states, bands = stacked_bands(Scene(snap, Request(x="event"), ""), by, top)
+        column = states.tolist().index(moment.event + 1)
+        assert sum(idle[column] for *_, idle in bands) == idle_bytes(moment)
+        assert all(((idle >= 0) & (idle <= values)).all() for _, values, idle in bands)
+    [axes] = neutracer.plot_timeline(snap, by="category").axes
+    assert PAST in [text.get_text() for text in axes.get_legend().get_texts()]
+    assert any(band.get_hatch() for band in axes.collections)
+    [axes] = neutracer.plot_timeline(PLAIN).axes
+    assert PAST not in [text.get_text() for text in axes.get_legend().get_texts()]
+    assert not any(band.get_hatch() for band in axes.collections)
 
 
 # ---- Report --------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ export const makeAnswers = (core, rules, about) => {
   const asked = {
     device, settle, axes, draw,
     flaws: () => flawsOf(ctx),
-    lanes: () => lanesOf(ctx),
+    lanes: () => lanesOf(ctx, about.idle?.[ctx.device]),
     bands: ({ by, query }) => ctx.bands.set(by, query),
     band: (wanted) => ctx.bands.at(wanted),
     at: ({ x }) => ({ event: Math.max(eventAt(x), -1) }),

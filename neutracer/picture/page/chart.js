@@ -180,6 +180,36 @@ const drawPools = (app, g, pen, top) => {
   pen.restore();
 };
 
+// A tile of strokes, which go on in the next one.
+const hatch = (pen, colour) => {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 8;
+  const ink = tile.getContext("2d");
+  ink.strokeStyle = colour;
+  for (const x of [-8, 0, 8]) { ink.moveTo(x, 8); ink.lineTo(x + 8, 0); }
+  ink.stroke();
+  return pen.createPattern(tile, "repeat");
+};
+
+// Strokes over blocks that are kept past their last use.
+const drawIdle = (app, g, pen) => {
+  const { view, colours, axis } = app;
+  if (!axis.lanes.idle.length) return;
+  const [toX, ky] = [toPixel(app, g), g.mapHeight / (view.y1 - view.y0)];
+  const toY = (y) => g.mapTop + g.mapHeight - (y - view.y0) * ky;
+  pen.save();
+  pen.beginPath();
+  pen.rect(g.left, g.mapTop, g.plotWidth, g.mapHeight);
+  pen.clip();
+  pen.beginPath();
+  for (const { x0, x1, y0, y1 } of axis.lanes.idle) {
+    if (x1 > view.x0 && x0 < view.x1 && y1 > view.y0 && y0 < view.y1) pen.rect(toX(x0), toY(y1), toX(x1) - toX(x0), (y1 - y0) * ky);
+  }
+  pen.fillStyle = hatch(pen, colours.page);
+  pen.fill();
+  pen.restore();
+};
+
 // Puts a picture of an older view where it belongs in this one.
 const putPicture = (app, g, pen, canvas, top, height, shot, isMap) => {
   const { view } = app;
@@ -216,6 +246,7 @@ export const drawChart = (app, canvas, g) => {
   drawLanes(app, g, pen);
   if (app.trace.segments) {
     putPicture(app, g, pen, app.mapCanvas, g.mapTop, g.mapHeight, shot, true);
+    drawIdle(app, g, pen);
     borders(app, g, pen);
     frame(app, g, pen, g.mapTop, g.mapHeight, view.y0, view.y1, g.mapHeight / 48);
   } else {

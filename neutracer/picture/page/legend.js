@@ -31,6 +31,9 @@ export const drawLegend = (app) => {
   bands.forEach((one, k) => band(app, box, fills[k], one));
   if (app.state.query) entry(box, fills[fills.length - 1], "not what the search finds");
   entry(box, rgb(ofHex(colours.sand)), "reserved, free");
+  if (app.axis.lanes.idle.length) {
+    entry(box, rgb(ofHex(colours.grey)), "hatched: past its last use, or never used").firstChild.className = "hatched";
+  }
   for (const { name } of app.axis.lanes.pools.slice(0, 1)) {
     entry(box, `repeating-linear-gradient(90deg,${colours.ink} 0 5px,transparent 5px 8px)`,
       app.axis.lanes.pools.length > 1 ? "private pools" : name);

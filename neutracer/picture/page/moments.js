@@ -319,7 +319,14 @@ const poolLanes = (ctx, c) => {
   }).sort((a, b) => b.most - a.most);
 };
 
-export const lanesOf = (ctx) => {
+// Where the blocks are that are kept past their last use: rows, and the event after which each is.
+const idleBoxes = (ctx, c, told) => told.map(([row, event]) => {
+  const [freed, y0] = [c.a.free_event.view[row], yOf(ctx, c.a.address.at(row))];
+  const x1 = c.states.at((freed >= 0 ? freed : c.events) + 1);
+  return { x0: c.states.at(event + 1), x1, y0, y1: y0 + c.a.size.at(row) };
+}).filter(({ y0 }) => y0 >= 0);
+
+export const lanesOf = (ctx, idle = []) => {
   const c = ctx.columns();
   const lanes = [];
   const put = (kind, ranges) => { if (ranges.length) lanes.push({ kind, ranges }); };
@@ -328,5 +335,8 @@ export const lanesOf = (ctx) => {
   put("compiled", textLane(ctx, ctx.columns(), ctx.columns().e.compile_context));
   const steps = stepLane(ctx);
   put("steps", steps.found);
-  return { lanes, pools: poolLanes(ctx, ctx.columns()), steps: { how: steps.how, count: steps.found.length } };
+  return {
+    lanes, pools: poolLanes(ctx, ctx.columns()), idle: idleBoxes(ctx, ctx.columns(), idle),
+    steps: { how: steps.how, count: steps.found.length },
+  };
 };

@@ -36,8 +36,8 @@ export const opening = (app, parts, { follow, inTurn, showFile }) => {
   const openOne = async ({ blob, name, isOwn, most = Infinity }, others) => {
     byId("progress").hidden = false;
     progress(name)(0);
-    const { renamed, libraries, rules } = app.told ?? {};
-    const more = { most, ...(isOwn ? { isOwn, renamed, libraries, told: rules } : {}) };
+    const { renamed, libraries, rules, idle } = app.told ?? {};
+    const more = { most, ...(isOwn ? { isOwn, renamed, libraries, told: rules, idle } : {}) };
     const { about, ask, close } = await openFile(blob, app.rules, more, progress(name));
     if (!about.devices.length) { close(); throw new Error("the snapshot is empty: no device has segments or events"); }
     return { about, ask, close, title: titleOf(name, others), isOwn: Boolean(isOwn), trace: null, device: null, from: { blob, name, most } };

@@ -47,7 +47,7 @@ export const turning = (app, parts) => {
     const file = app.files[app.fileIndex];
     const axis = await file.ask("axes", { byTime: state.axis === "time" && trace.isTimed, raw: state.raw });
     // The file has these axes from here on, even if another one is shown by now.
-    file.axis = { ...axis, lanes: { lanes: [], pools: [] } };
+    file.axis = { ...axis, lanes: { lanes: [], pools: [], idle: [] } };
     file.summary = null;
     if (app.trace !== trace) throw past("another trace is shown");
     if (bands) await bands();

@@ -24,7 +24,7 @@ const refused = (error, limit) => {
 
 const prepare = ({ module }) => { core = makeCore(module, host); };
 
-const open = async ({ rules, blob, limit, most = Infinity, isOwn = false, renamed = {}, libraries = [], told = {} }) => {
+const open = async ({ rules, blob, limit, most = Infinity, isOwn = false, renamed = {}, libraries = [], told = {}, idle = {} }) => {
   core = await core;
   const fed = await (isOwn ? ownFeed(blob, rules.files) : feed(blob, rules.files, most));
   let [total, reported] = [0, 0];
@@ -43,7 +43,7 @@ const open = async ({ rules, blob, limit, most = Infinity, isOwn = false, rename
     // What was read of the file is not kept beside its columns.
     Object.assign(host, { read: () => 0, allowance: () => 0 });
   }
-  answers = makeAnswers(core, rules, { renamed, libraries, told });
+  answers = makeAnswers(core, rules, { renamed, libraries, told, idle });
   answers.ctx.keep = (pieces) => { host.write = (piece) => pieces.push(piece); };
   const partial = core.exports.partial();
   return {

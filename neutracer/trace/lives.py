@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lives of a trace's allocations as their uses show them: which are past their last use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.timeline import Timeline
+from neutracer.trace.uses import NEVER, UNKNOWN
+
+
+def lives_of(snap: Snapshot, timeline: Timeline) -> Lives | None:
+    """The lives of one device's allocations; None where the snapshot has no uses."""
+    return Lives(snap, timeline) if "last_use_event" in timeline.allocations.columns else None
+
+
+class Lives:
+    """The lives of a timeline's allocations, by row; the snapshot has uses."""
+
+    def __init__(self, snap: Snapshot, timeline: Timeline) -> None:
+        rows = timeline.allocations
+        self.snap, self.timeline = snap, timeline
+        self.made: Sequence[int] = rows.codes("alloc_event").tolist()
+        self.freed: Sequence[int] = rows.codes("free_event").tolist()
+        self.first: Sequence[int] = rows.codes("first_use_event").tolist()
+        self.last: Sequence[int] = rows.codes("last_use_event").tolist()
+        self._end = _end_of(snap, timeline)
+        # The last step of a recording may have no end in it.
+        whole = timeline.steps.steps[: None if snap.rehearsed else -1]
+        self._last_step = whole[-1].first if whole else NEVER
+
+    def __len__(self) -> int:
+        return len(self.made)
+
+    def is_known(self, row: int) -> bool:
+        """Whether the last use is known. A block that the trace does not free may be used behind
+        its end, unless a whole step went by without a use."""
+        if self.first[row] == UNKNOWN:
+            return False
+        return self.is_freed(row) or self.last[row] < self._last_step
+
+    def is_freed(self, row: int) -> bool:
+        """Whether the program frees a block within the trace."""
+        return 0 <= self.freed[row] <= self._end
+
+    def is_idle(self, row: int, event: int) -> bool:
+        """Whether a block that is alive after an event is past its last use, or never used."""
+        return event > self.last[row] and self.is_known(row)
+
+    def idle(self) -> Iterator[tuple[int, int, int]]:
+        """The rows that are kept past their last use, or never used: the row, the first event
+        after which it is idle, and the one that frees it, or the trace's length."""
+        for row, (last, freed) in enumerate(zip(self.last, self.freed, strict=True)):
+            end = freed if freed >= 0 else len(self.timeline)
+            if last + 1 < end and self.is_known(row):
+                yield row, last + 1, end
+
+
+def _end_of(snap: Snapshot, timeline: Timeline) -> int:
+    """The last event that is the program's: a rehearsal ends it after some steps, and what it frees
+    then would live on."""
+    ends = [one.time_us for one in snap.annotations if one.stage == "END"]
+    return timeline.event_at(ends[-1]) if snap.rehearsed and ends else len(timeline)
