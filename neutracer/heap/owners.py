@@ -416,7 +416,7 @@ def _of_block(tensors: Sequence[Found | None], nothing: str) -> tuple[tuple[_Nam
     loose = [way for one in known for way in one.ways if _is_telling(way)]
     if loose:
         best = min(loose, key=lambda way: len(way.edges))
-        return (_Name(UNSEEN), *_joined(best)), ""
+        return (_Name(UNSEEN), *_names_of(best)), ""
     if any(one.native for one in known):
         return (), _IN_CXX
     if any(one.unexplained or one.ways for one in known):
