@@ -375,7 +375,6 @@ def test_trying_a_place_leaves_nothing_there(home: Path) -> None:
 
 def test_env_says_why_there_are_no_hooks(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env_module, "target", lambda: GOAL)
-    monkeypatch.setattr(env_module, "state", lambda: None)
     monkeypatch.setattr(hooks_build, "command", lambda goal, output: ["true"])
     image = home / "image"
     (image / "key").mkdir(parents=True)
@@ -417,7 +416,6 @@ def test_hooks_of_a_wheel_are_used_where_no_others_are(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = prebuilt(monkeypatch)
-    monkeypatch.setattr(env_module, "state", lambda: None)
     other = hooks_build.Target(GOAL.torch, "another key", GOAL.file)
     assert hooks_build.find(GOAL) == path
     assert hooks_build.find(other) is None
