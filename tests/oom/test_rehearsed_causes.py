@@ -443,7 +443,7 @@ def test_metric_that_is_never_reset_is_named(library: Any) -> None:
     def program() -> None:
         one, metric = model(), library.Metric()
         optimizer = torch.optim.SGD(one.parameters(), lr=1e-3)
-        for _ in range(80):
+        for _ in range(36):
             loss = part_loss(one, 1024)
             loss.backward()
             optimizer.step()
@@ -498,7 +498,7 @@ def test_cache_that_one_line_extends_and_another_is_one_pile(
     def program() -> None:
         one = model()
         with torch.no_grad():
-            for _ in range(60):
+            for _ in range(42):
                 cache.update(one(batch(512)))
                 for _ in range(8):
                     cache.update(one(batch(8)))
