@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from bundle import DATA
+from forked import Imported
 
 import neutracer
 from neutracer.cli.main import main
@@ -149,8 +150,7 @@ def test_page_of_cycles_is_checked_first(
     assert captured.out == ""
 
 
-def test_summary_is_told_behind_odd_streams(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+def test_summary_is_told_behind_odd_streams(with_torch: Imported, tmp_path: Path) -> None:
     # As scripts do that log what they print: with no more methods than print() needs.
     (tmp_path / "program.py").write_text(
         "import sys\n"
@@ -159,7 +159,7 @@ def test_summary_is_told_behind_odd_streams(tmp_path: Path) -> None:
         "sys.stdout, sys.stderr = Tee(sys.stdout), Tee(sys.stderr)\n"
         "print('ran')\n"
     )
-    done = run_in_shell(f"neutracer cycles --device cpu '{tmp_path}/program.py'")
+    done = with_torch.neutracer("cycles", "--device", "cpu", str(tmp_path / "program.py"))
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "No reference cycle kept a tensor" in done.stderr
 

@@ -163,15 +163,8 @@ HELD = {
 }
 
 
-@pytest.fixture(scope="module")
-def process_with_torch():
-    pytest.importorskip("torch")
-    with Imported("torch", *MODULES, environment=ENVIRONMENT) as process:
-        yield process
-
-
 @pytest.fixture
-def run_with_tensors(process_with_torch, run, tmp_path):
+def run_with_tensors(with_torch, run, tmp_path):
     """`run`, with a fake that makes tensors of the real torch."""
     show = "import sys\nfake.show_tensors_of(sys.modules['real_torch'])\n"
     # What the fake lends from the real torch is there before the module copies it.
@@ -180,7 +173,7 @@ def run_with_tensors(process_with_torch, run, tmp_path):
     def go(text):
         (tmp_path / "program.py").write_text(text)
         words = ("run", "-o", str(run.out), str(tmp_path / "program.py"))
-        return process_with_torch.run(REAL + COMMAND, *words, cwd=tmp_path)
+        return with_torch.run(REAL + COMMAND, *words, cwd=tmp_path)
 
     go.out = run.out
     return go
@@ -399,7 +392,7 @@ def test_launchers_are_told_the_way(run):
     assert "'torchrun -m neutracer run train.py'" in " ".join(done.stderr.split())
 
 
-def test_ranks_under_torchrun_keep_apart(run, tmp_path):
+def test_ranks_under_torchrun_keep_apart(run, with_torch, tmp_path):
     pytest.importorskip("torch.distributed.run")
     # The launcher needs the real torch, its ranks the fake one.
     folder = tmp_path / "fake"
@@ -413,16 +406,10 @@ def test_ranks_under_torchrun_keep_apart(run, tmp_path):
         "torch.fake.allocate(1 + int(os.environ['RANK']))\n"
         "sys.stdout.write(f'rank {os.environ[\"RANK\"]} {sys.argv[1:]}\\n')\n"
     )
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher = "from torch.distributed.run import main\nmain()"
     ours = ["-m", "neutracer", "run", "-o", "out", "program.py", "--epochs", "2"]
-    done = subprocess.run(
-        [*launcher, "--nproc-per-node=2", *ours],
-        env=ENVIRONMENT,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    words = ("--standalone", "--nproc-per-node=2", *ours)
+    done = with_torch.run(launcher, *words, cwd=tmp_path, PYTHONPATH=ENVIRONMENT["PYTHONPATH"])
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {n} ['--epochs', '2']" for n in (0, 1)]
     assert sorted(re.findall(r"rank \d of 2", done.stderr)) == ["rank 0 of 2", "rank 1 of 2"]
@@ -594,8 +581,7 @@ def test_report_that_fails_leaves_the_exit_code(run):
     assert "no report on it: IndexError" in done.stderr
 
 
-def test_uses_are_observed_for_some_steps(tmp_path):
-    torch = pytest.importorskip("torch")
+def test_uses_are_observed_for_some_steps(with_torch, torch, tmp_path):
     if torch.version.cuda is not None:
         pytest.skip("this torch is built for CUDA")
     (tmp_path / "program.py").write_text(
@@ -608,9 +594,7 @@ def test_uses_are_observed_for_some_steps(tmp_path):
         "    optimizer.step()\n"
         "    optimizer.zero_grad()\n"
     )
-    command = [sys.executable, "-m", "neutracer", "run", "--uses", "2", "program.py"]
-    environ = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ)
+    done = with_torch.neutracer("run", "--uses", "2", "program.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     [file] = tmp_path.glob("neutracer-run/*-uses.pickle")
     report = neutracer.drag(file)
