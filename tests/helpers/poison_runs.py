@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random programs on the CPU, recorded with uses, then run with poison behind each last use.
 
-    poison_runs.py SEED COUNT [EARLY]
+    poison_runs.py SEED,COUNT,EARLY...
 
-runs with poison.c preloaded, and prints how many programs ran, how many blocks were overwritten,
-and the seeds of programs whose results were others. EARLY overwrites that many requests too early.
+runs with poison.c preloaded, and prints a line for each of its words: how many programs ran, how
+many blocks were overwritten, and the seeds of programs whose results were others. Blocks are
+overwritten EARLY requests too early.
 """
 
 from __future__ import annotations
@@ -244,9 +245,7 @@ def recorded(batch: list[tuple[Any, Any]]) -> Iterator[tuple[Any, Any, Any, Any]
         yield program, plain, calls, [(at, max(last - first - before, -1)) for at, last in own]
 
 
-def main(first: int, wanted: int, early: int = 0) -> None:
-    torch.set_num_threads(1)
-    gc.disable()
+def main(first: int, wanted: int, early: int) -> None:
     begun = time.perf_counter()
     skipped = overwritten = 0
     bad = []
@@ -274,4 +273,7 @@ def main(first: int, wanted: int, early: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    torch.set_num_threads(1)
+    gc.disable()
+    for word in sys.argv[1:]:
+        main(*map(int, word.split(",")))
