@@ -216,6 +216,9 @@ _ALIKE = frozenset(
     }
 )
 
+#: Asked of a fake tensor twice as often as all else: the answer that FakeTensorMode would give.
+_DEVICE = torch.ops.prim.device.default
+
 #: Operators that copy arguments, to lay them out one after the other, before they make results.
 _COPIES_FIRST = frozenset(
     {torch.ops.aten.embedding.default, torch.ops.aten.native_layer_norm.default}
@@ -257,6 +260,9 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.is_closed:
             return func(*args, **(kwargs or {}))
+        if func is _DEVICE and isinstance(args[0], FakeTensor):
+            is_inside = args[0].fake_mode.in_kernel_invocation
+            return torch.device("meta") if is_inside else args[0].fake_device
         with self._lock:
             return self._traced(func, args, kwargs or {})
 
