@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from forked import Imported
 
 import neutracer
 from neutracer import reports
@@ -173,15 +174,16 @@ def test_report_loads_only_what_its_file_asks_for() -> None:
     assert run("-c", script, file).splitlines()[-1] == "[]"
 
 
-def test_watch_for_cycles_loads_no_drawing() -> None:
-    pytest.importorskip("torch")
+def test_watch_for_cycles_loads_no_drawing(with_torch: Imported) -> None:
     script = (
         "import sys, torch, neutracer\n"
         "neutracer.warn_tensor_cycles().remove()\n"
         "ours = [name for name in sys.modules if name.startswith('neutracer.')]\n"
         "print([name for name in ours if name.startswith('neutracer.heap.drawing')], len(ours))"
     )
-    drawing, count = run("-c", script).rsplit(maxsplit=1)
+    done = with_torch.run(script, cwd=ROOT / "tests")
+    assert done.returncode == 0, done.stderr
+    drawing, count = done.stdout.rsplit(maxsplit=1)
     assert drawing == "[]"
     assert int(count) <= 30
 

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ipython_cells import outputs_of
+from forked import Imported
+from ipython_cells import folders, outputs_in_fork, outputs_of
 
 import neutracer
 from neutracer.arguments import reader_name
@@ -77,14 +78,16 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def cells(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def cells(
+    torch: Any, with_torch: Imported, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     pytest.importorskip("IPython")
-    torch = pytest.importorskip("torch")
     if torch.version.cuda is not None:
         pytest.skip("torch is built for CUDA: tests/gpu/test_cell.py")
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("needs a compiler for the hooks")
-    return outputs_of(WITH_TORCH, ROOT / "tests", tmp_path_factory.mktemp("home"))
+    home = folders(tmp_path_factory.mktemp("home"))
+    return outputs_in_fork(with_torch, WITH_TORCH, ROOT / "tests", **home)
 
 
 def test_a_cell_may_import_torch(tmp_path: Path) -> None:

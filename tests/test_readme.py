@@ -50,31 +50,55 @@ def first_words(shown: dict[str, str]) -> str:
     return shown["command"] or shown["shown"].partition("   ")[0]
 
 
+# As `python train.py`, in a process that has torch and nothing else.
+SCRIPT = """
+import os, sys
+for name in ("COLUMNS", "FORCE_COLOR"):
+    os.environ.pop(name, None)
+with open(sys.argv[1], encoding="utf-8") as file:
+    code = compile(file.read(), sys.argv[1], "exec")
+exec(code)
+"""
+
+
 @pytest.mark.parametrize("shown", SHOWN, ids=first_words)
-def test_readme_shows_what_is_printed(shown: dict[str, str], tmp_path: Path) -> None:
+def test_readme_shows_what_is_printed(
+    shown: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    # Not in the checkout, whose modules would stand in for what is installed.
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    if shown["code"] and "import torch" in shown["code"]:
+        script = tmp_path / "train.py"
+        script.write_text(shown["code"], encoding="utf-8")
+        done = request.getfixturevalue("with_torch").run(SCRIPT, str(script), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        printed = done.stdout
+    else:
+        printed = printed_by(shown, tmp_path)
+    printed = printed.replace(f"{tmp_path}{os.sep}", "")
+    assert doctest.OutputChecker().check_output(shown["shown"], printed, doctest.ELLIPSIS), printed
+
+
+def printed_by(shown: dict[str, str], folder: Path) -> str:
+    """What a command, or a program that does without torch, prints in a process of its own."""
     if shown["command"]:
         arguments = ["-m", *shlex.split(shown["command"])]
     else:
-        if "import torch" in shown["code"]:
-            pytest.importorskip("torch")
-        (tmp_path / "train.py").write_text(shown["code"], encoding="utf-8")
-        arguments = [str(tmp_path / "train.py")]
+        (folder / "train.py").write_text(shown["code"], encoding="utf-8")
+        arguments = [str(folder / "train.py")]
     removed = ("COLUMNS", "FORCE_COLOR")
     environment = {key: value for key, value in os.environ.items() if key not in removed}
     environment |= {"PYTHONIOENCODING": "utf-8", "PYTHONPATH": os.pathsep.join(sys.path)}
-    # Not in the checkout, whose modules would stand in for what is installed.
-    (tmp_path / "tests").symlink_to(ROOT / "tests")
     done = subprocess.run(
         [sys.executable, *arguments],
-        cwd=tmp_path,
+        cwd=folder,
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         encoding="utf-8",
         env=environment,
     )
-    printed = done.stdout.replace(f"{tmp_path}{os.sep}", "")
-    assert doctest.OutputChecker().check_output(shown["shown"], printed, doctest.ELLIPSIS), printed
+    return done.stdout
 
 
 def test_readme_answers_all_five_questions() -> None:

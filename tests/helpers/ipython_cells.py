@@ -37,17 +37,24 @@ def outputs_of(cells: list[str], folder: Path, home: Path) -> list[dict[str, Any
     return _answers(done)
 
 
-def outputs_in_fork(process: Imported, cells: list[str], folder: Path) -> list[dict[str, Any]]:
-    """As `outputs_of`, in a fork of a process that had `environment`."""
+def outputs_in_fork(
+    process: Imported, cells: list[str], folder: Path, **environment: str
+) -> list[dict[str, Any]]:
+    """As `outputs_of`, in a fork of a process that had `environment`, or gets its `folders`."""
     program = "import json, sys, ipython_cells\n"
     program += "print(json.dumps(ipython_cells._run(json.loads(sys.argv[1]))))"
-    return _answers(process.run(program, json.dumps(cells), cwd=folder))
+    return _answers(process.run(program, json.dumps(cells), cwd=folder, **environment))
+
+
+def folders(home: Path) -> dict[str, str]:
+    """What has IPython write into `home`, and in plain words."""
+    return {"IPYTHONDIR": str(home), "MPLCONFIGDIR": str(home), "NO_COLOR": "1"}
 
 
 def environment(home: Path) -> dict[str, str]:
     """What IPython runs with, which writes into `home`."""
-    folders = {"IPYTHONDIR": str(home), "MPLCONFIGDIR": str(home), "PYTHONPATH": ":".join(sys.path)}
-    return {**os.environ, **folders, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+    paths = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **folders(home), **paths}
 
 
 def _answers(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
