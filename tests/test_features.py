@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 from gpu.features.programs import ENDINGS
-from gpu.features.table import QUICK_ENDINGS, plain_error
+from gpu.features.table import QUICK_ENDINGS, main, plain_error
 from places import PACKAGE, TESTS
 
 # PyTorch alone aborts some of the processes that end while a daemon thread is in an operator.
@@ -17,22 +13,22 @@ STEADY_ENDINGS = [name for name in ENDINGS if name != "daemon_threads"]
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("endings", "is_forked"),
     [
-        pytest.param(["--fork", "--endings", *QUICK_ENDINGS], id="some endings, forked"),
-        pytest.param(["--endings", *STEADY_ENDINGS], id="all endings", marks=pytest.mark.slow),
+        pytest.param(QUICK_ENDINGS, True, id="some endings, forked"),
+        pytest.param(STEADY_ENDINGS, False, id="all endings", marks=pytest.mark.slow),
     ],
 )
-def test_watched_programs_come_to_the_same(tmp_path, options):
-    pytest.importorskip("torch")
-    table = str(TESTS / "gpu" / "features" / "table.py")
-    command = [sys.executable, table, "--device", "cpu", "--quick", "--processes", "3"]
-    command += options
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
-    assert "under 2 watchers: 0 differences" in done.stdout
-    assert " comes to " not in done.stdout
+def test_watched_programs_come_to_the_same(with_torch, monkeypatch, capsys, endings, is_forked):
+    # What its script finds beside it.
+    monkeypatch.syspath_prepend(str(TESTS / "gpu" / "features"))
+    monkeypatch.setenv("PYTHONPATH", str(PACKAGE))
+    words = ["--device", "cpu", "--quick", "--processes", "3", "--endings", *endings]
+    code = main(words, with_torch if is_forked else None)
+    said = capsys.readouterr().out
+    assert code == 0, said[-6000:]
+    assert "under 2 watchers: 0 differences" in said
+    assert " comes to " not in said
 
 
 REFUSED = "==7==WARNING: AddressSanitizer failed to allocate 0x1000000000000000 bytes"

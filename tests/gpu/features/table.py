@@ -2,7 +2,7 @@
 """Features of training programs, plain and under each watcher: the same results, bit for bit.
 
 usage: python table.py [--device cuda] [--processes 12] [--quick] [--endings PROGRAM ...]
-                       [--fork] [--seconds 520] [--json FILE]
+                       [--seconds 520] [--json FILE]
 
 Every feature is run without us, twice, and then under each watcher alone and under all of
 them; so are programs that fail, whose standard output, standard error and exit code are
@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,33 +106,25 @@ class Runs:
         device: "cuda" or "cpu".
         folder: For their files.
         seconds: For all of them.
-        fork: Whether they are forks of a process that has imported torch, one after the other;
+        imported: A `forked.Imported` that has torch, whose forks they are, one after the other;
             but features under the command "run", which see the import itself.
     """
 
-    def __init__(self, device: str, folder: Path, seconds: float, fork: bool) -> None:
+    def __init__(self, device: str, folder: Path, seconds: float, imported: Any) -> None:
         self.device = device
         self.folder = folder
         self.end = time.monotonic() + seconds
         # Another neutracer than this tree's is one that the caller named.
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))
-        self.environment = {
-            **os.environ,
+        self.variables = {
             "PYTHONPATH": path,
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
         }
+        self.environment = {**os.environ, **self.variables}
         self.lock = threading.Lock()
-        self.imported: Any = None
-        if fork:
-            from forked import Imported
-
-            self.imported = Imported("torch", "torch._dynamo", environment=self.environment)
-
-    def close(self) -> None:
-        if self.imported is not None:
-            self.imported.__exit__()
+        self.imported = imported
 
     def build(self) -> None:
         """Compile the hooks, so that no feature waits for that; where they can't be had the
@@ -211,7 +202,7 @@ class Runs:
         """How a script, or the module neutracer, ends in a fork."""
         assert self.imported is not None
         with self.lock:
-            done = self.imported.run(_SCRIPT, script, *words, cwd=self.folder)
+            done = self.imported.run(_SCRIPT, script, *words, cwd=self.folder, **self.variables)
         return done.returncode, done.stdout, done.stderr
 
     def _command(self, how: str, script: Path, stem: str) -> list[str]:
@@ -296,7 +287,7 @@ def compared(
     only: Sequence[str] = (),
     seconds: float = _ALL_S,
     some: Sequence[str] = QUICK_ENDINGS,
-    fork: bool = False,
+    imported: Any = None,
 ) -> tuple[list[str], dict[str, Column]]:
     """The names of features, and by watcher what they came to; "plain" and "again" first."""
     from base import FEATURES
@@ -318,9 +309,9 @@ def compared(
     columns = {title: Column() for title in how}
     with (
         tempfile.TemporaryDirectory() as folder,
-        closing(Runs(device, Path(folder), seconds, fork)) as runs,
         ThreadPoolExecutor(processes) as pool,
     ):
+        runs = Runs(device, Path(folder), seconds, imported)
         runs.build()
         # What is compiled is compiled once, by the first.
         whole = [
@@ -426,17 +417,14 @@ def printed(names: Sequence[str], columns: dict[str, Column], device: str) -> in
     return 1 if ours else 0
 
 
-def main(words: Sequence[str]) -> int:
-    """Run all, and print the table."""
+def main(words: Sequence[str], imported: Any = None) -> int:
+    """Run all, with forks of a `forked.Imported` if one is given, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--processes", type=int, default=12)
     parser.add_argument("--quick", action="store_true", help="fewer features and watchers")
     parser.add_argument(
         "--endings", nargs="+", default=QUICK_ENDINGS, help="with --quick: programs that fail"
-    )
-    parser.add_argument(
-        "--fork", action="store_true", help="few processes import torch, of which others are forks"
     )
     parser.add_argument("--seconds", type=float, default=_ALL_S, help="for all of it")
     parser.add_argument("--json", help="a file for all outcomes")
@@ -450,7 +438,7 @@ def main(words: Sequence[str]) -> int:
         options.only,
         options.seconds,
         options.endings,
-        options.fork,
+        imported,
     )
     if options.json:
         plain: dict[str, Any] = {title: vars(column) for title, column in columns.items()}
