@@ -381,13 +381,13 @@ def test_env_says_why_there_are_no_hooks(home: Path, monkeypatch: pytest.MonkeyP
     (image / "key" / "_torch.so").write_text("anybody's")
     (image / "key" / "_torch.so").chmod(0o666)
     monkeypatch.setenv("NEUTRACER_HOOKS", str(image))
-    (part,) = env_module._hooks()
+    part = env_module._hooks()
     assert part.install.startswith("compiled at first use")
     assert part.absent == "not built yet"
     assert part.note.startswith(f"passed over: {image / 'key' / '_torch.so'} is writable by")
     (home / ".cache").mkdir()
     (home / ".cache").chmod(0o777)
-    (part,) = env_module._hooks()
+    part = env_module._hooks()
     with pytest.raises(UnavailableError) as caught:
         hooks_build.build(GOAL)
     assert part.install == caught.value.install
@@ -397,7 +397,7 @@ def test_env_says_why_there_are_no_hooks(home: Path, monkeypatch: pytest.MonkeyP
         raise UnavailableError("a C++ compiler", "install g++")
 
     monkeypatch.setattr(hooks_build, "command", missing)
-    (part,) = env_module._hooks()
+    part = env_module._hooks()
     assert part.install == "a C++ compiler is not available: install g++"
 
 
@@ -419,7 +419,7 @@ def test_hooks_of_a_wheel_are_used_where_no_others_are(
     other = hooks_build.Target(GOAL.torch, "another key", GOAL.file)
     assert hooks_build.find(GOAL) == path
     assert hooks_build.find(other) is None
-    (part,) = env_module._hooks()
+    part = env_module._hooks()
     assert (part.install, part.note) == ("", "part of this wheel")
     # What was compiled here fits at least as well.
     monkeypatch.setattr(
