@@ -247,7 +247,8 @@ SLICES = "slices"
 NO_OBJECT = "no Python object"
 #: What a chain begins with whose first object nothing of Python refers to.
 UNSEEN = "a value in use or C code"
-_GARBAGE = "garbage: only Python's collector frees it"
+#: Said of blocks whose objects no root leads to, and nothing in use.
+GARBAGE = "garbage: only Python's collector frees it"
 _IN_CXX = "no name leads to it: C++ of PyTorch keeps its tensor"
 _IN_USE = "no name leads to it: a value in use, or C code"
 _TOO_LARGE = "no Python object seen: an autograd graph is too large to follow"
@@ -421,7 +422,7 @@ def _of_block(tensors: Sequence[Found | None], nothing: str) -> tuple[tuple[_Nam
         return (), _IN_CXX
     if any(one.unexplained or one.ways for one in known):
         return (), _IN_USE
-    return (), _GARBAGE
+    return (), GARBAGE
 
 
 def _is_telling(way: Way) -> bool:

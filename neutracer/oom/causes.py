@@ -12,7 +12,7 @@ from itertools import combinations, pairwise, takewhile, zip_longest
 from math import isqrt, prod
 from typing import Any
 
-from neutracer.heap.owners import SLICES, UNSEEN
+from neutracer.heap.owners import GARBAGE, SLICES, UNSEEN
 from neutracer.oom.bill import Bill
 from neutracer.oom.case import KINDS, Case, Cause, Remedy, Verdict, free_bytes, least_worth
 from neutracer.oom.facts import UNIT
@@ -993,7 +993,18 @@ _HOLDERS = (
         "object drop its tensors: what it is registered with keeps the object",
     ),
     (
-        re.compile(r"\.state → key"),
+        re.compile(r"^frame deepcopy "),
+        "copy less: copy.deepcopy() takes all that the object holds, what earlier copies put there "
+        "(a list of them, an attribute, a hook) too: drop or bound that before it is copied",
+    ),
+    (
+        re.compile(r"^frame (Unpickler\.load|_?load|_load_\w+) "),
+        "load on the CPU (map_location='cpu'), and drop what was loaded once it is copied: it is "
+        "there beside what it is copied into",
+    ),
+    (
+        # Of the one optimizer that a function or its object has: not of each of many objects.
+        re.compile(r"^frame [^→]* → (self → )?[\w.]+\.state → key"),
         "take what was replaced out of the optimizer (its param_groups and its state), or make a "
         "new optimizer: it keeps every parameter that it was given, with gradient and state",
     ),
@@ -1016,6 +1027,25 @@ def _by_holder(held: str) -> tuple[Note, ...]:
     """What to do where the holder alone tells it."""
     text = next((edit for pattern, edit in _HOLDERS if pattern.search(held)), "")
     return (Note(f"{text}; held by {held}"),) if text else ()
+
+
+_ON_CYCLES = (
+    "set every parameter's .grad to None when a model is done with (model.zero_grad()), or use "
+    "torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True): "
+    "parameter and gradient keep each other, and no collection frees them"
+)
+
+
+def _is_uncollected(case: Case, place: Place) -> bool:
+    """Whether no name of the program leads to what a line makes, and the collector leaves it."""
+    return dict(case.facts.holders).get(str(place), "").startswith(GARBAGE)
+
+
+def _call_of_modules(stack: Sequence[Frame]) -> Place | None:
+    """The program's own line outside of all modules that called the outermost of them."""
+    calls = [at for at, frame in enumerate(stack) if frame.name == "_call_impl"]
+    outside = stack[calls[-1] + 1 :] if calls else ()
+    return next((place_of((frame,)) for frame in outside if is_own(frame)), None)
 
 
 _ON_WORKSPACES = (
@@ -1080,7 +1110,10 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
     has_graph = "autograd graph" in held or (not held and case.facts.grad_enabled is not False)
     if growth.rounds.is_after_training and has_graph and 2 * of_modules > growth.bytes:
         notes = (
-            Note("run it under torch.no_grad(): after the training its graphs are kept:", first),
+            Note(
+                "run it under torch.no_grad(): after the training its graphs are kept:",
+                _call_of_modules(grower.stack) or first,
+            ),
             Note("or keep numbers, not tensors with their graph (loss.item(), x.detach())"),
         )
         return notes, Remedy("no_grad", place=first, callers=grower.callers)
@@ -1092,7 +1125,9 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
         )
         return notes, Remedy("release", place=first, callers=grower.callers)
     builder = next((one for one in growth.growers[:_TOLD] if one.builds), None)
-    if builder is not None:
+    if builder is not None and _is_uncollected(case, builder.place):
+        notes = (Note(_ON_CYCLES), Note("neutracer.find_autograd_cycles() names them"))
+    elif builder is not None:
         notes = (
             _models(case, builder.place),
             Note("neutracer.why_alive(parameter) and find_autograd_cycles() say what keeps them"),
@@ -1377,9 +1412,16 @@ _WIDTHS = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bf
 # Two tensors that broadcast to so many times what the larger one has are seldom meant to.
 _BROADCAST = 16
 
+# The allocator rounds requests up to this.
+_ROUNDED = 512
+
+# The product of round sizes is often a square: with an odd factor above this one it is not by chance.
+_ROUND_FACTORS = 15
+
 
 def _broadcast(case: Case) -> tuple[Note, ...]:
-    """Two tensors of the function that asked which make, broadcast, one of the request's size."""
+    """Two tensors of the function that asked which make, broadcast, one of the request's size; or
+    a request for as many elements as a square has, which hardly is by chance."""
     found = [match.groups() for match in map(_TENSOR.fullmatch, case.facts.tensors) if match]
     known = [
         (name, tuple(map(int, shape.replace(",", " ").split())), _WIDTHS[dtype])
@@ -1396,7 +1438,23 @@ def _broadcast(case: Case) -> tuple[Note, ...]:
                 f"{one} {left} and {other} {right} broadcast to {both}: squeeze() or unsqueeze() "
             )
             return (Note(f"{text}one of them, if that is not meant"),)
-    return ()
+    return _square(case)
+
+
+def _square(case: Case) -> tuple[Note, ...]:
+    """A request for as many elements as a square has, which is hardly by chance."""
+    size = case.failure.size
+    side = isqrt(size // 4)
+    odd = side // (side & -side) if side else 0
+    is_square = size - 4 * side * side < _ROUNDED and odd > _ROUND_FACTORS
+    if size < LEAST_CURE * case.usable or not is_square:
+        return ()
+    number = format_count(side)
+    text = (
+        f"it requests {number} x {number} elements of float32, all pairs: squeeze() one operand if "
+        "(n, 1) and (n,) broadcast there by mistake, else do it in pieces"
+    )
+    return (Note(f"{text}:", case.place) if case.stack else Note(text),)
 
 
 def _broadcast_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
