@@ -233,7 +233,7 @@ _SECOND_SHARE = 0.25
 _MOST_LINES = 12
 
 # Objects that a running function makes to pass values on.
-_PLAIN = ("tuple", "list", "dict", "frame", "Tensor", "Parameter")
+_PLAIN = ("tuple", "list", "dict", "frame")
 
 _BITS = re.compile(r"\d+")
 
@@ -428,7 +428,8 @@ def _of_block(tensors: Sequence[Found | None], nothing: str) -> tuple[tuple[_Nam
 def _is_telling(way: Way) -> bool:
     """Whether a way from an object that only C code refers to begins at a callback, a generator or
     another object of the program's, and not at a value that a function works on."""
-    return len(way.edges) > 1 and way.nodes[0].type not in _PLAIN
+    root = way.nodes[0]
+    return len(way.edges) > 1 and root.tensor is None and root.type not in _PLAIN
 
 
 def holders_by_line(

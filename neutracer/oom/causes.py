@@ -1371,12 +1371,12 @@ def new_holder(case: Case, trials: Trials) -> Verdict | None:
             ),
         )
         remedy = Remedy("no_grad", place=first.place, callers=first.callers)
-    elif first.in_module:
-        advice = (Note("a smaller batch there than in the steps before:", first.place),)
-        remedy = Remedy("smaller_step", value=_Share.of(case, trials).value)
     elif call := _new_call(case, [one for one in found if one.bytes >= _TOLD_SHARE * total]):
         advice = (Note("call it on a part of its input at a time, or on a smaller batch:", call),)
         remedy = Remedy("smaller_step", place=call)
+    elif first.in_module:
+        advice = (Note("a smaller batch there than in the steps before:", first.place),)
+        remedy = Remedy("smaller_step", value=_Share.of(case, trials).value)
     else:
         advice = (Note("make it on the CPU, or drop it before the next step:", first.place),)
         remedy = Remedy("release", place=first.place, callers=first.callers)
@@ -1415,8 +1415,8 @@ _BROADCAST = 16
 # The allocator rounds requests up to this.
 _ROUNDED = 512
 
-# The product of round sizes is often a square: with an odd factor above this one it is not by chance.
-_ROUND_FACTORS = 15
+# The product of round sizes is often a square; with an odd factor above this it is not by chance.
+_ROUND_FACTORS = 255
 
 
 def _broadcast(case: Case) -> tuple[Note, ...]:
@@ -1624,8 +1624,8 @@ _SIGNATURES = (
     (
         "/torchmetrics/metric.py",
         "wrapped_func",
-        "pass thresholds= to the metric where it has them, else compute_on_cpu=True, and call "
-        "reset() once its figures are read: until then it keeps all that it was given",
+        "call reset() on the metric once its figures are read, where nothing does yet; else pass "
+        "compute_on_cpu=True, or thresholds= where it has them: it keeps all that it was given",
     ),
     (
         "/accelerate/accelerator.py",
