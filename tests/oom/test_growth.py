@@ -332,3 +332,27 @@ def test_shapes_that_broadcast_to_the_request_are_told(
     (first, *_) = explained(recording, tensors=tensors).verdicts
     told = "values (4096, 1) and returns (4096,) broadcast to (4096, 4096)"
     assert first.advice[0].text.startswith(told) is is_told
+
+
+@pytest.mark.parametrize(("side", "is_told"), [(4099, True), (4096, False)])
+def test_request_for_a_square_is_told(side: int, is_told: bool) -> None:
+    recording = full(200)
+    recording.oom(-(-side * side * 4 // 512) * 512 / MIB, device_free=0, stack="program")
+    (first, *_) = explained(recording).verdicts
+    assert ("4,099 x 4,099 elements" in first.advice[0].text) is is_told
+
+
+def test_models_that_no_collection_frees_are_cycles_through_autograd() -> None:
+    recording = Recording()
+    scratch = recording.segment(10)
+    for number in range(20):
+        recording.metadata = f"step {number}"
+        block = recording.alloc(scratch, 10, "forward")
+        recording.own(4, "build")
+        recording.free(block)
+    recording.metadata = "step 20"
+    recording.oom(10, device_free=0, stack="forward")
+    held = (("make_model (work.py:50)", "garbage: only Python's collector frees it"),)
+    (first, *_) = explained(recording, garbage_bytes=0, holders=held).verdicts
+    assert first.kind == "leak"
+    assert first.advice[0].text.startswith("set every parameter's .grad to None")

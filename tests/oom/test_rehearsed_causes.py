@@ -453,7 +453,7 @@ def test_metric_that_is_never_reset_is_named(library: Any) -> None:
     first = ran_out(program, 160)
     assert first.kind == "leak"
     assert "compute_on_cpu=True" in first.advice[0].text
-    assert "reset() once its figures are read" in first.advice[0].text
+    assert "reset() on the metric once its figures" in first.advice[0].text
 
 
 def test_loop_of_a_library_is_not_to_be_cut_by_the_program(library: Any) -> None:
@@ -632,6 +632,9 @@ def test_more_of_what_is_made_anew_is_a_cause(
         ("distance_bias (lru_cache)", "bound the cache"),
         ("a value in use or C code → method write → self → .model.weight", "unregister"),
         ("frame main (a.py:1) → optimizer.state → key", "make a new optimizer"),
+        ("frame main (a.py:1) → fits → self → .optimizer.state → key", "bound it"),
+        ("frame deepcopy (copy.py:143) → memo", "copy less"),
+        ("frame Unpickler.load (unpickler.py:541) → self → .memo", "map_location='cpu'"),
         ("frame main (a.py:1) → seen", "bound it"),
     ],
 )
