@@ -564,16 +564,22 @@ def print_report(report: Report, options: argparse.Namespace, page: TextIO, *mor
 
 
 def print_last_report(report: Report, options: argparse.Namespace) -> None:
-    """Print the report on a program that has ended, whose exit code a closed stream leaves."""
+    """Print the report on a program that has ended, whose exit code a closed stream leaves, and
+    what the program wrote to the other one."""
+    shown = sys.stdout if options.format == "json" else sys.stderr
+    _try_to(lambda: print_report(report, options, sys.stderr), shown)
+    if not getattr(sys.stdout, "closed", False):
+        _try_to(sys.stdout.flush, sys.stdout)
+
+
+def _try_to(write_out: Callable[[], object], stream: TextIO) -> None:
     try:
-        print_report(report, options, sys.stderr)
-        if not getattr(sys.stdout, "closed", False):
-            sys.stdout.flush()
+        write_out()
     except Exception as error:
         with suppress(Exception):
             complain(f"cannot print the report: {getattr(error, 'strerror', None) or error}")
         with suppress(Exception):
-            discard(sys.stdout)
+            discard(stream)
 
 
 def discard(stream: IO[str]) -> None:

@@ -572,6 +572,14 @@ def test_exit_code_is_the_programs_whatever_it_takes_away(run, text):
         assert "neutracer/" not in done.stderr, done.stderr
 
 
+def test_what_a_program_wrote_is_not_lost_with_a_closed_error_stream(tmp_path):
+    (tmp_path / "program.py").write_text("import os; os.close(2); print('mine')")
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "neutracer", "run", "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=buffered, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "mine\n")
+
+
 def test_report_that_fails_leaves_the_exit_code(run):
     text = (
         "import sys, neutracer.run.report as ours\nours._report = lambda *_: [][0]\nsys.exit(7)\n"
