@@ -576,10 +576,14 @@ def _try_to(write_out: Callable[[], object], stream: TextIO) -> None:
     try:
         write_out()
     except Exception as error:
-        with suppress(Exception):
+        broken = [stream]
+        try:
             complain(f"cannot print the report: {getattr(error, 'strerror', None) or error}")
-        with suppress(Exception):
-            discard(stream)
+        except Exception:
+            broken.append(sys.stderr)
+        for one in broken:
+            with suppress(Exception):
+                discard(one)
 
 
 def discard(stream: IO[str]) -> None:
