@@ -58,9 +58,12 @@ def complain(text: str) -> int:
     from neutracer.trace.source import end_progress
 
     end_progress()
-    # A program run in this process may have closed it.
-    with suppress(OSError, ValueError):
+    try:
         write(f"neutracer: {clean(text)}\n", sys.stderr)
+    except (OSError, ValueError):
+        # A program run in this process may have closed it.
+        with suppress(Exception):
+            discard(sys.stderr)
     return FAILED
 
 
@@ -576,14 +579,10 @@ def _try_to(write_out: Callable[[], object], stream: TextIO) -> None:
     try:
         write_out()
     except Exception as error:
-        broken = [stream]
-        try:
+        with suppress(Exception):
             complain(f"cannot print the report: {getattr(error, 'strerror', None) or error}")
-        except Exception:
-            broken.append(sys.stderr)
-        for one in broken:
-            with suppress(Exception):
-                discard(one)
+        with suppress(Exception):
+            discard(stream)
 
 
 def discard(stream: IO[str]) -> None:
