@@ -660,10 +660,9 @@ def young_pile(case: Case, bill: Bill) -> Verdict | None:
     )
     evidence += _held_by(case, lines[0].place or UNKNOWN_PLACE)
     graph = sum(one.piled_up for one in lines if one.category == "activation")
-    first = lines[0].place or UNKNOWN_PLACE
-    advice = (_let_go(case, first, 2 * graph > nbytes, case.holder_of(first)),)
+    places = [one.place or UNKNOWN_PLACE for one in lines]
+    advice, remedy = _release(case, places, 2 * graph > nbytes)
     message = f"leak: {format_bytes(nbytes)} piled up over {unit}"
-    remedy = Remedy("release", place=lines[0].place)
     frees = frozenset(at[row] for row in kept)
     return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
 
@@ -690,7 +689,8 @@ def left_behind(case: Case) -> Verdict | None:
     by_modules = {stack for stack in map(stacks.__getitem__, kept)
                   if role_of(frames[stack]) is Role.MODULE}  # fmt: skip
     graph = sum(sizes[row] for row in kept if stacks[row] in by_modules)
-    advice, remedy = _release(case, by_line[0][0], 2 * graph > nbytes)
+    places = [place for place, _, _ in by_line]
+    advice, remedy = _release(case, places, 2 * graph > nbytes)
     message = f"leak: {format_bytes(nbytes)} of earlier {rounds.unit}s is still there"
     frees, evidence = frozenset(at[row] for row in kept), tuple(dict.fromkeys(notes))
     return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
@@ -1016,11 +1016,15 @@ _ON_COPIES = (
 )
 
 
-def _release(case: Case, place: Place, of_modules: bool) -> tuple[tuple[Note, ...], Remedy]:
-    """How to let go of what a line makes, by what holds it."""
-    remedy = Remedy("release", place=place)
-    chain = case.holder_of(place)
-    return _by_holder(chain) or (_let_go(case, place, of_modules, chain),), remedy
+def _release(
+    case: Case, places: Sequence[Place], of_modules: bool
+) -> tuple[tuple[Note, ...], Remedy]:
+    """How to let go of what some lines make, the first most of it, by what holds it."""
+    chains = [case.holder_of(place) for place in places[:_TOLD]]
+    known = next(filter(None, map(_by_holder, chains)), ())
+    first = places[0]
+    advice = known or (_let_go(case, first, of_modules, _common(chains)),)
+    return advice, Remedy("release", place=first)
 
 
 def _by_holder(held: str) -> tuple[Note, ...]:
