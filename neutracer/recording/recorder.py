@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from numbers import Integral
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 from neutracer._native import core
@@ -796,6 +796,8 @@ class CpuRecording(Recording):
     """A recording on a torch built for the CPU, through the hooks."""
 
     _end_following: Callable[[], None] = staticmethod(lambda: None)
+    # Events that the ring of an earlier recording had before this one, by device.
+    _before: Mapping[int, int] = MappingProxyType({})
 
     def start(self) -> Recording:
         """Start, and return the recording."""
@@ -805,6 +807,7 @@ class CpuRecording(Recording):
         before = _watched_threads()
         end = follow(begun.max_entries, 0 if begun.context is None else _MOST_FRAMES)
         is_own = _watched_threads() > before
+        self._before = _pushed()
 
         def end_following() -> None:
             end()
@@ -823,8 +826,17 @@ class CpuRecording(Recording):
         now = hooks.state()
         length = self._wish.max_entries if now is None else now.events
         snap = ask_tensors(take("cpu", length, quiet=self.quiet))
-        wrapped = now is not None and max(now.pushed.values(), default=0) > length
-        return snap, wrapped and length, {"recorder": "hooks", **vars(self._wish)}
+        own = (count - self._before.get(device, 0) for device, count in _pushed().items())
+        return (
+            snap,
+            max(own, default=0) > length and length,
+            {"recorder": "hooks", **vars(self._wish)},
+        )
+
+
+def _pushed() -> Mapping[int, int]:
+    now = hooks.state()
+    return {} if now is None else now.pushed
 
 
 def _watched_threads() -> int:

@@ -277,6 +277,19 @@ def test_blocks_from_before_are_unknown() -> None:
     assert "first_use_event" not in outer.snapshot().timeline().allocations.columns
 
 
+def test_ring_that_an_earlier_recording_filled_has_lost_nothing() -> None:
+    full = neutracer.record(max_entries=1000)
+    full.start()
+    for _ in range(3000):
+        floats(1)
+    with pytest.warns(neutracer.HistoryWarning):
+        full.stop()
+    # A warning is an error here.
+    with neutracer.record(max_entries=1000) as recording:
+        floats(1)
+    assert not recording.snapshot().history_overflowed(0)
+
+
 def test_one_recording_at_a_time_has_uses() -> None:
     with neutracer.record(uses=True) as outer:
         floats(2)
