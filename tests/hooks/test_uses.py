@@ -19,7 +19,7 @@ from used_tensors import written
 
 import neutracer
 from neutracer import UnavailableError
-from neutracer.hooks.shim import why_none
+from neutracer.hooks.shim import state, why_none
 from neutracer.recording.recorder import is_for_cpu
 from neutracer.trace.uses import unseen_uses
 
@@ -280,7 +280,7 @@ def test_blocks_from_before_are_unknown() -> None:
 def test_ring_that_an_earlier_recording_filled_has_lost_nothing() -> None:
     full = neutracer.record(max_entries=1000)
     full.start()
-    for _ in range(3000):
+    for _ in range(state().events):
         floats(1)
     with pytest.warns(neutracer.HistoryWarning):
         full.stop()
