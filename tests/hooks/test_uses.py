@@ -324,9 +324,9 @@ def test_drag_is_that_of_a_rehearsal() -> None:
         for _ in range(4):
             step()
     real = neutracer.drag(recording.snapshot())
-    for state in ("in_use", "drag", "lag", "void", "unknown"):
-        sizes = [getattr(one.moments[0], f"{state}_bytes") for one in (real, rehearsed)]
-        assert sizes[0] == pytest.approx(sizes[1], abs=MIB), state
+    for part in ("in_use", "drag", "lag", "void", "unknown"):
+        sizes = [getattr(one.moments[0], f"{part}_bytes") for one in (real, rehearsed)]
+        assert sizes[0] == pytest.approx(sizes[1], abs=MIB), part
     assert rehearsed.moments[0].drag_bytes >= 8 * MIB
     lines = [(one.line, one.edit) for one in real.lines if one.idle_bytes > MIB]
     assert lines == [(one.line, one.edit) for one in rehearsed.lines if one.idle_bytes > MIB]
