@@ -244,17 +244,21 @@ def test_loads_in_a_loop_leak_nothing():
             with contextlib.suppress(SnapshotError):
                 _core.load(bad, LIMIT)
 
+    def grown():
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(20):
+            once()
+        return tracemalloc.get_traced_memory()[0] - before
+
     once()
     tracemalloc.start()
     try:
         once()
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in range(20):
-            once()
-        grown = tracemalloc.get_traced_memory()[0] - before
+        # Another thread of the process may allocate meanwhile; a leak shows each time.
+        least = min(grown() for _ in range(3))
     finally:
         tracemalloc.stop()
-    assert grown < 4096
+    assert least < 4096
 
 
 def test_cut_messages_stay_readable():
