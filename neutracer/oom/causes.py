@@ -959,6 +959,11 @@ _ON_GRADIENTS = (
     "set every parameter's .grad to None after it (model.zero_grad())"
 )
 
+_ON_COPIES = (
+    "copy less: copy.deepcopy() takes all that the object holds, what earlier copies put there (a "
+    "list, an attribute, a hook, a cache) too: drop or bound that before it is copied"
+)
+
 # A part of a chain of holders that tells what to edit, and the edit; the first that matches.
 _HOLDERS = (
     (re.compile("|".join(_OF_AN_EXCEPTION)), _ON_EXCEPTIONS),
@@ -994,8 +999,7 @@ _HOLDERS = (
     ),
     (
         re.compile(r"^frame deepcopy "),
-        "copy less: copy.deepcopy() takes all that the object holds, what earlier copies put there "
-        "(a list of them, an attribute, a hook) too: drop or bound that before it is copied",
+        _ON_COPIES,
     ),
     (
         re.compile(r"^frame (Unpickler\.load|_?load|_load_\w+) "),
@@ -1010,34 +1014,27 @@ _HOLDERS = (
     ),
 )
 
-_ON_COPIES = (
-    "copy less: copy.deepcopy() takes all that the object holds, what earlier copies put there (an "
-    "attribute, a hook, a cache) too: drop or bound that before it is copied"
-)
-
 
 def _release(
     case: Case, places: Sequence[Place], of_modules: bool
 ) -> tuple[tuple[Note, ...], Remedy]:
     """How to let go of what some lines make, the first most of it, by what holds it."""
-    chains = [case.holder_of(place) for place in places[:_TOLD]]
-    known = next(filter(None, map(_by_holder, chains)), ())
-    first = places[0]
-    advice = known or (_let_go(case, first, of_modules, _common(chains)),)
-    return advice, Remedy("release", place=first)
+    told, held = _of_holders(case, places[:_TOLD])
+    advice = told or (_let_go(case, places[0], of_modules, held),)
+    return advice, Remedy("release", place=places[0])
+
+
+def _of_holders(case: Case, places: Sequence[Place]) -> tuple[tuple[Note, ...], str]:
+    """What the first holder tells that tells what to edit, of those of some lines; and what their
+    holders share."""
+    chains = [case.holder_of(place) for place in places]
+    return next(filter(None, map(_by_holder, chains)), ()), _common(chains)
 
 
 def _by_holder(held: str) -> tuple[Note, ...]:
     """What to do where the holder alone tells it."""
     text = next((edit for pattern, edit in _HOLDERS if pattern.search(held)), "")
     return (Note(f"{text}; held by {held}"),) if text else ()
-
-
-_ON_CYCLES = (
-    "set every parameter's .grad to None when a model is done with (model.zero_grad()), or use "
-    "torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True): "
-    "parameter and gradient keep each other, and no collection frees them"
-)
 
 
 def _is_uncollected(case: Case, place: Place) -> bool:
@@ -1087,10 +1084,8 @@ def _common(chains: Sequence[str]) -> str:
 
 
 def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
-    large = [one for one in growth.growers if one.bytes >= _TOLD_SHARE * growth.bytes]
-    chains = [case.holder_of(one.place) for one in large]
-    notes = next(filter(None, map(_by_holder, chains)), ())
-    held = _common(chains)
+    large = [one.place for one in growth.growers if one.bytes >= _TOLD_SHARE * growth.bytes]
+    notes, held = _of_holders(case, large)
     known = next(filter(None, (_signature(one.stack) for one in growth.growers)), "")
     if not notes and known:
         notes = (Note(f"{known}; held by {held}" if held else known),)
@@ -1130,7 +1125,8 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
         return notes, Remedy("release", place=first, callers=grower.callers)
     builder = next((one for one in growth.growers[:_TOLD] if one.builds), None)
     if builder is not None and _is_uncollected(case, builder.place):
-        notes = (Note(_ON_CYCLES), Note("neutracer.find_autograd_cycles() names them"))
+        kept = "parameter and gradient keep each other, and no collection frees them"
+        notes = (Note(_ON_GRADIENTS), Note(f"{kept}: neutracer.find_autograd_cycles() names them"))
     elif builder is not None:
         notes = (
             _models(case, builder.place),
@@ -1424,8 +1420,12 @@ _ROUND_FACTORS = 255
 
 
 def _broadcast(case: Case) -> tuple[Note, ...]:
-    """Two tensors of the function that asked which make, broadcast, one of the request's size; or
-    a request for as many elements as a square has, which hardly is by chance."""
+    """Two tensors of the function that asked which, broadcast, are as large as the request, where
+    that is large; else a request for a square."""
+    if case.failure.size < LEAST_CURE * case.usable:
+        return ()
+    # Without an event the request is known as the segment that it asked for.
+    rounded = UNIT if case.failure.event is None else _ROUNDED
     found = [match.groups() for match in map(_TENSOR.fullmatch, case.facts.tensors) if match]
     known = [
         (name, tuple(map(int, shape.replace(",", " ").split())), _WIDTHS[dtype])
@@ -1437,7 +1437,7 @@ def _broadcast(case: Case) -> tuple[Note, ...]:
         size = prod(both) * max(width, width_too)
         if prod(both) < _BROADCAST * max(prod(left), prod(right), 1):
             continue
-        if size <= case.failure.size < size + UNIT:
+        if size <= case.failure.size < size + rounded:
             text = (
                 f"{one} {left} and {other} {right} broadcast to {both}: squeeze() or unsqueeze() "
             )
@@ -1451,7 +1451,7 @@ def _square(case: Case) -> tuple[Note, ...]:
     side = isqrt(size // 4)
     odd = side // (side & -side) if side else 0
     is_square = size - 4 * side * side < _ROUNDED and odd > _ROUND_FACTORS
-    if size < LEAST_CURE * case.usable or not is_square:
+    if not is_square:
         return ()
     number = format_count(side)
     text = (
@@ -1940,6 +1940,7 @@ def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
         place -= len(KINDS)
     if (
         verdict.kind == "other_pool"
+        and verdict.suffices
         and verdict.bytes > (growth.bytes if growth else 0)
         and len({tuple(group["pool"]) for group in case.room.others}) > FEWEST
     ):

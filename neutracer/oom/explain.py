@@ -545,6 +545,8 @@ def _notes(snap: Snapshot, case: Case) -> list[str]:
         notes.append(
             "The request has no stack: stacks were not recorded, or a backward thread made it."
         )
+    if case.facts.raised is False:
+        notes.append("No error was raised: a library caught this one, and went on with less.")
     if budget.device_free is None and failure.happened:
         notes.append(
             "What the device had left is unknown and counted as zero; give capacity= (--capacity)."

@@ -690,11 +690,12 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
     @property
     def reports(self) -> tuple[OomReport, ...]:
         """What was written, in order; with `oom.raised` as far as it is known by now."""
+        # Copied at once: other threads may add to it.
+        sites = list(self._sites.values())
         if not _HAS_NOTES:
-            return tuple(one.report for one in self._sites.values())
+            return tuple(one.report for one in sites)
         return tuple(
-            replace(one.report, oom=replace(one.report.oom, raised=one.raised))
-            for one in self._sites.values()
+            replace(one.report, oom=replace(one.report.oom, raised=one.raised)) for one in sites
         )
 
     @property

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ from neutracer.recording.recorder import (
     follow,
     is_for_cpu,
     other_allocator,
+    pushed,
+    pushed_since,
     snapshot,
     torch_with_cuda,
     wrapped_ring,
@@ -316,6 +318,7 @@ class ProgramRecording(Recording):
         only_pytorch = recorder == "auto" and (stacks == "all" or pinned)
         self._recorder = "pytorch" if only_pytorch else recorder
         self._end_following: Callable[[], None] | None = None
+        self._before: Mapping[int, int] = {}
         self.why = self.because = self.unmarked = ""
 
     @property
@@ -372,6 +375,7 @@ class ProgramRecording(Recording):
         events = self._asked or HOOK_ENTRIES
         try:
             self._end_following = follow(events, FRAMES)
+            self._before = pushed()
         except UnavailableError as error:
             # The user may have waited for their compilation.
             if sys.stderr is not None:
@@ -414,9 +418,7 @@ class ProgramRecording(Recording):
             recording = dict(_followed[self])
             backend = hooks.load().backend
             snap = ask_tensors(take(backend, recording["max_entries"], quiet=True))
-            now = hooks.state()
-            pushed = () if now is None else now.pushed.values()
-            recording["wrapped"] = any(count >= recording["max_entries"] for count in pushed)
+            recording["wrapped"] = pushed_since(self._before) >= recording["max_entries"]
         else:
             snap = snapshot()
             recording = {"recorder": "pytorch", "because": self.because, **HISTORY.facts()}

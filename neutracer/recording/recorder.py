@@ -796,7 +796,7 @@ class CpuRecording(Recording):
     """A recording on a torch built for the CPU, through the hooks."""
 
     _end_following: Callable[[], None] = staticmethod(lambda: None)
-    # Events that the ring of an earlier recording had before this one, by device.
+    # What `pushed` gave when this recording began.
     _before: Mapping[int, int] = MappingProxyType({})
 
     def start(self) -> Recording:
@@ -807,7 +807,7 @@ class CpuRecording(Recording):
         before = _watched_threads()
         end = follow(begun.max_entries, 0 if begun.context is None else _MOST_FRAMES)
         is_own = _watched_threads() > before
-        self._before = _pushed()
+        self._before = pushed()
 
         def end_following() -> None:
             end()
@@ -826,17 +826,21 @@ class CpuRecording(Recording):
         now = hooks.state()
         length = self._wish.max_entries if now is None else now.events
         snap = ask_tensors(take("cpu", length, quiet=self.quiet))
-        own = (count - self._before.get(device, 0) for device, count in _pushed().items())
-        return (
-            snap,
-            max(own, default=0) > length and length,
-            {"recorder": "hooks", **vars(self._wish)},
-        )
+        wrapped = pushed_since(self._before) > length
+        return snap, wrapped and length, {"recorder": "hooks", **vars(self._wish)}
 
 
-def _pushed() -> Mapping[int, int]:
+def pushed() -> Mapping[int, int]:
+    """The events that the hooks' rings had in all, by device: also those of earlier recordings,
+    whose rings go on."""
     now = hooks.state()
     return {} if now is None else now.pushed
+
+
+def pushed_since(before: Mapping[int, int]) -> int:
+    """The most events that one of the hooks' rings had since `pushed` gave `before`."""
+    own = (count - before.get(device, 0) for device, count in pushed().items())
+    return max(own, default=0)
 
 
 def _watched_threads() -> int:

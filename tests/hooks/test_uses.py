@@ -20,6 +20,7 @@ from used_tensors import written
 import neutracer
 from neutracer import UnavailableError
 from neutracer.hooks.shim import state, why_none
+from neutracer.recording.long_history import ProgramRecording
 from neutracer.recording.recorder import is_for_cpu
 from neutracer.trace.uses import unseen_uses
 
@@ -288,6 +289,10 @@ def test_ring_that_an_earlier_recording_filled_has_lost_nothing() -> None:
     with neutracer.record(max_entries=1000) as recording:
         floats(1)
     assert not recording.snapshot().history_overflowed(0)
+    program = ProgramRecording(1000, uses=1).start()
+    floats(1)
+    program.stop()
+    assert program.now()[1]["recording"]["wrapped"] is False
 
 
 def test_one_recording_at_a_time_has_uses() -> None:

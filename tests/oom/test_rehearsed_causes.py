@@ -808,6 +808,14 @@ def test_graphs_are_told_from_parameters_and_from_steps(
     assert said in first.advice[0].text
 
 
+def test_trace_that_ends_in_its_first_backward_pass_has_activations() -> None:
+    snap = neutracer.rehearse(a_broadcast_loss, steps=1, capacity="2100MiB")
+    held = neutracer.explain(snap, facts=CLEAN).categories
+    # Two layers of 512 x 512 and their biases, and the difference, which has 800 MiB.
+    assert held["parameter"] < 3 << 20
+    assert held["activation"] > 800 << 20
+
+
 def test_what_repeats_before_the_first_step_is_no_step() -> None:
     snap = neutracer.rehearse(a_first_step_behind_a_loop, steps=1, capacity="120MiB")
     report = neutracer.explain(snap, facts=CLEAN)

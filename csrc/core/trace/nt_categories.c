@@ -20,8 +20,7 @@ typedef struct categories {
     uint8_t *rules; /* by row; the caller's */
     nt_map built;   /* requested size -> blocks that modules made and keep */
     nt_map known;   /* requested sizes of blocks kept to the end */
-    nt_map passing; /* requested sizes that the forward pass of a cut pass made and
-                       keeps */
+    nt_map passing; /* requested sizes that the forward pass of a cut one keeps */
     nt_map seen;    /* requested size -> survivors of all passes */
     nt_map sizes;   /* requested sizes of gradients */
     nt_map largest; /* of the pass that leaves the most bytes: size -> gradients */
