@@ -271,7 +271,7 @@ class Scene:
     @cached_property
     def idle(self) -> Any:
         """The allocations that are kept past their last use, or never used, a line each: the row,
-        the first state in which it is, and the one after the last. None without uses."""
+        the first state in which it is, and the one after the last; no lines without uses."""
         lives = lives_of(self.snapshot, self.timeline)
         found = [] if lives is None else [(row, at + 1, end + 1) for row, at, end in lives.idle()]
         return np.array(found, np.int64).reshape(-1, 3)
