@@ -394,14 +394,16 @@ def _pool_advice(groups: list[dict[str, Any]], kept_back: bool) -> tuple[Note, .
     advice = []
     if kept_back:
         advice.append(Note("call torch.cuda.empty_cache() before a graph is captured"))
-    if kept_back or any(tuple(group["pool"]) != (0, 0) for group in groups):
-        advice.append(
-            Note(
-                "let graphs share one pool (handle = torch.cuda.graph_pool_handle(), then "
-                "torch.cuda.graph(graph, pool=handle)), capture fewer shapes by padding inputs, or "
-                "drop finished graphs and MemPools"
-            )
-        )
+    private = {tuple(group["pool"]) for group in groups} - {(0, 0)}
+    share = (
+        "let graphs share one pool (handle = torch.cuda.graph_pool_handle(), then "
+        "torch.cuda.graph(graph, pool=handle)), capture fewer shapes by padding inputs"
+    )
+    drop = "drop finished graphs and MemPools"
+    if len(private) > 1:
+        advice.append(Note(f"{share}, or {drop}"))
+    elif private or kept_back:
+        advice.append(Note(f"{drop}, or {share}"))
     if any(tuple(group["pool"]) == (0, 0) for group in groups):
         advice.append(
             Note("allocate on one stream, and use the tensors on the others (record_stream)")
