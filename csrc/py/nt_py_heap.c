@@ -670,6 +670,7 @@ typedef struct autograd_tensors {
     PyObject **found; /* owned references */
     size_t count;
     size_t capacity;
+    size_t nodes; /* objects of Python that are nodes of autograd's graph */
 } autograd_tensors;
 
 static nt_status
@@ -679,6 +680,7 @@ tensors_collect(autograd_tensors *tensors, const ph_gc_link *head, nt_error *err
     for (const ph_gc_link *at = ph_gc_next(head); at != head; at = ph_gc_next(at)) {
         PyObject *object = ph_gc_object(at);
         ph_tensor facts;
+        tensors->nodes += ph_tensor_check_node(object);
         if (ph_tensor_check(object) && ph_tensor_read(object, &facts)) {
             NT_TRY(NT_GROW(&alloc, tensors->found, tensors->capacity,
                            tensors->count + 1, err));
@@ -690,8 +692,8 @@ tensors_collect(autograd_tensors *tensors, const ph_gc_link *head, nt_error *err
 
 PyDoc_STRVAR(heap_tensors_doc,
              "heap_tensors()\n--\n\n"
-             "A list of all tensors that are objects of Python. Empty where torch is\n"
-             "not imported.");
+             "A list of all tensors that are objects of Python, and how many nodes of\n"
+             "autograd's graph are. Empty where torch is not imported.");
 
 static PyObject *
 autograd_py_heap_tensors(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
@@ -719,7 +721,7 @@ autograd_py_heap_tensors(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused
     }
     const nt_alloc alloc = nt_alloc_system();
     NT_RELEASE(&alloc, tensors.found, tensors.capacity);
-    return list;
+    return list == NULL ? NULL : Py_BuildValue("(Nn)", list, (Py_ssize_t)tensors.nodes);
 }
 
 PyDoc_STRVAR(data_pointers_doc,
@@ -745,41 +747,6 @@ autograd_py_data_pointers(PyObject *Py_UNUSED(module), PyObject *objects)
         }
     }
     return list;
-}
-
-/* ---- nodes that have an object of Python ----------------------------------------- */
-
-static size_t
-nodes_count(const ph_gc_link *head)
-{
-    size_t count = 0;
-    for (const ph_gc_link *at = ph_gc_next(head); at != head; at = ph_gc_next(at)) {
-        count += ph_tensor_check_node(ph_gc_object(at));
-    }
-    return count;
-}
-
-PyDoc_STRVAR(heap_nodes_doc,
-             "heap_nodes()\n--\n\n"
-             "How many nodes of autograd's graph are objects of Python now.");
-
-static PyObject *
-autograd_py_heap_nodes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
-{
-    nt_error err = {.offset = NT_NO_OFFSET};
-    const nt_status status = heap_learn(&err);
-    ph_gc_lists lists;
-    size_t count = 0;
-    if (status != NT_OK) {
-        return heap_raise(status, &err);
-    }
-    if (ph_tensor_ready() && ph_gc_get_lists(&lists)) {
-        for (int i = 0; i < PH_GC_GENERATIONS; i++) {
-            count += nodes_count(lists.generations[i]);
-        }
-        count += nodes_count(lists.frozen);
-    }
-    return PyLong_FromSize_t(count);
 }
 
 /* ---- hooks of the graph's nodes -------------------------------------------------- */
@@ -1402,7 +1369,6 @@ PyMethodDef nt_py_heap_methods[] = {
     {"label", names_label, METH_O, label_doc},
     {"heap_tensors", autograd_py_heap_tensors, METH_NOARGS, heap_tensors_doc},
     {"data_pointers", autograd_py_data_pointers, METH_O, data_pointers_doc},
-    {"heap_nodes", autograd_py_heap_nodes, METH_NOARGS, heap_nodes_doc},
     {"node_begin", autograd_py_node_begin, METH_O, node_begin_doc},
     {"node_learn", autograd_py_node_learn, METH_VARARGS, node_learn_doc},
     {"node_hooks", autograd_py_node_hooks, METH_O, node_hooks_doc},

@@ -9,7 +9,7 @@ import gc
 import os
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType, GetSetDescriptorType
 from typing import Any
@@ -57,6 +57,11 @@ class AutogradLinks:
     unread: int  # Saved values that this torch can't show without running hooks.
     unfollowed: int = 0  # Nodes and tensors that were not followed because the graph is too large.
 
+    def triples(self) -> Iterator[tuple[int, int, int]]:
+        """Each reference by its three numbers."""
+        numbers = iter(self.links)
+        return zip(numbers, numbers, numbers, strict=True)
+
 
 def read_autograd() -> AutogradLinks:
     """Read autograd's references, from all of Python's tensors; none without torch.
@@ -81,6 +86,70 @@ def read_autograd() -> AutogradLinks:
         reader.unread,
         reader.unfollowed,
     )
+
+
+# How the nodes of PyTorch's operators name what they save of their own results.
+_OWN_RESULTS = ("._saved_result", "._saved_output")
+
+
+def untrained_memory(trained: Collection[int]) -> tuple[int, ...]:
+    """Where the memory begins that autograd has for parameters that nothing trains.
+
+    It is their gradients, and what nodes save, of their own or of each other's results, from which
+    no trained parameter can be reached, only others. A leaf that is no `nn.Parameter` may be what
+    gradients are wanted for. What another node saves is left out, and what the graph was given.
+
+    Args:
+        trained: Ids of the parameters of all optimizers.
+
+    Returns:
+        Addresses, sorted; empty where a graph is too large to follow.
+    """
+    links = read_autograd()
+    if links.unfollowed:
+        return ()
+    parameter = sys.modules["torch"].nn.Parameter
+    idle = [isinstance(one, parameter) and id(one) not in trained for one in links.objects]
+    leads = _leading_nodes(links, idle)
+    made: set[int] = set()
+    saved: set[int] = set()
+    gradients: set[int] = set()
+    others: set[int] = set()
+    for source, target, name in links.triples():
+        text = links.names[name]
+        if text == ".grad_fn" and target not in leads:
+            made.add(source)
+        elif text == ".grad" and idle[source]:
+            gradients.add(target)
+        if links.kinds[source] != _NODE or links.kinds[target] != _TENSOR:
+            continue
+        if source in leads or text == ".variable":
+            others.add(target)
+        else:
+            saved.add(target)
+            if text.startswith(_OWN_RESULTS):
+                made.add(target)
+    pointers = core.data_pointers(links.objects)
+    found = {pointers[at] for at in saved & made} - {pointers[at] for at in others}
+    found.update(pointers[at] for at in gradients)
+    return tuple(sorted(found - {0}))
+
+
+def _leading_nodes(links: AutogradLinks, idle: Sequence[bool]) -> set[int]:
+    """The nodes from which a leaf is reached that is not idle."""
+    users: dict[int, list[int]] = {}
+    left: list[int] = []
+    for source, target, name in links.triples():
+        if links.kinds[source] == links.kinds[target] == _NODE:
+            users.setdefault(target, []).append(source)
+        elif links.names[name] == ".variable" and not idle[target]:
+            left.append(source)
+    found = set(left)
+    while left:
+        more = [user for user in users.get(left.pop(), ()) if user not in found]
+        found.update(more)
+        left += more
+    return found
 
 
 @contextlib.contextmanager
@@ -119,13 +188,13 @@ class _Reader:
     """Follows references breadth first; the list of objects is the queue."""
 
     def __init__(self, tensor_base: type) -> None:
-        self.objects: list[Any] = core.heap_tensors()
+        self.objects, nodes = core.heap_tensors()
         self.kinds = bytearray([_TENSOR]) * len(self.objects)
         self.links = array("I")
         self.names: dict[str, int] = {}
         self.unread = 0
         self.unfollowed = 0
-        self._nodes_left = _MOST_NODES if core.heap_nodes() < _MOST_OBJECTS else 0
+        self._nodes_left = _MOST_NODES if nodes < _MOST_OBJECTS else 0
         self._index = {id(tensor): at for at, tensor in enumerate(self.objects)}
         self._tensor_base = tensor_base
         self._of_type: dict[type, _NodeType] = {}

@@ -1252,7 +1252,7 @@ def _live_tensors() -> list[Any]:
         prepare_heap()
     except UnavailableError:
         return []
-    return core.heap_tensors()
+    return core.heap_tensors()[0]
 
 
 def _alike_tensors(steps: int, device_type: str) -> Survivors:

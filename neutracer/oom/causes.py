@@ -271,6 +271,32 @@ def _pins(case: Case) -> list[Note]:
     ]
 
 
+def untrained(case: Case) -> Verdict | None:
+    """What autograd keeps of modules whose parameters no optimizer has: activations that lead to no
+    other parameter, and gradients that nothing uses."""
+    known = frozenset(case.facts.untrained_addresses)
+    rows = [block for block in case.room.blocks if block.address in known]
+    nbytes = sum(block.size for block in rows)
+    if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
+        return None
+    by_line = grouped((block.stack, block.size, 1) for block in rows)
+    evidence = tuple(
+        Note(f"{format_bytes(size)} in {format_count(count, 'block')} by", place)
+        for place, size, count in by_line[:_TOLD]
+    )
+    calls = (_call_of_modules(block.stack) for block in rows)
+    call = next((place for place in calls if place is not None), None)
+    freeze = Note("call requires_grad_(False) on the model: no optimizer has its parameters")
+    advice: tuple[Note, ...] = (freeze,)
+    if call is not None:
+        without = Note("run it under torch.no_grad(): no optimizer has its parameters:", call)
+        advice = (without, Note("or call requires_grad_(False) on that model"))
+    message = f"{format_bytes(nbytes)} is kept to train parameters that no optimizer has"
+    suffices = case.room.would_hold(freed=known)
+    remedy = Remedy("no_grad", place=call or by_line[0][0])
+    return Verdict("capacity", nbytes, evidence, advice, message, suffices, remedy, frees=known)
+
+
 def cycle_garbage(case: Case) -> Verdict | None:
     """Tensors that nothing reaches any more, and that only a collection frees."""
     room, size = case.room, case.failure.size
@@ -1950,7 +1976,7 @@ def _rank(case: Case, verdict: Verdict) -> tuple[int, float, float]:
         return (0, -float(2 * len(KINDS)), 0.0)
     if verdict.finishes:
         return (0, place, 0.0)
-    if verdict.kind == "capacity":
+    if verdict.kind == "capacity" and not verdict.frees:
         # Behind what takes it at least a round further.
         return (2, -0.5, 0.0)
     if verdict.suffices and verdict.finishes is None:
@@ -1998,7 +2024,7 @@ def _trial_of(trials: Trials, case: Case, verdict: Verdict) -> Trial | None:
         return trials.setting(remedy.setting) if remedy.setting else None
     if verdict.kind == "cache_growth":
         return trials.bounded(f"keep what {_by(verdict)} at its first size")
-    if verdict.frees:
+    if verdict.frees and verdict.kind != "capacity":
         return trials.release(f"let go of what {_by(verdict)}", verdict.frees)
     return None
 
@@ -2028,6 +2054,7 @@ def _told(case: Case, trial: Trial) -> tuple[Note, ...]:
 # After an unreasonable request; what is left is a program that needs too much.
 _CAUSES: tuple[Cause, ...] = (
     retry,
+    untrained,
     cycle_garbage,
     other_pool,
     non_torch,

@@ -69,6 +69,8 @@ class OomFacts:
         others_bytes: What other processes had on it.
         garbage_bytes: What tensors held that only a collection would have freed.
         garbage_addresses: Where such memory begins, as far as known.
+        untrained_addresses: Where memory begins that autograd has for parameters that no
+            optimizer has: gradients, and what graphs keep that lead to no others.
         collects: Whether Python's collector was on (`gc.isenabled()`).
         time_us: When it was, in microseconds since the epoch.
         stack: The Python stack: file, line and function, innermost first.
@@ -92,6 +94,7 @@ class OomFacts:
     others_bytes: int | None = None
     garbage_bytes: int | None = None
     garbage_addresses: tuple[int, ...] = ()
+    untrained_addresses: tuple[int, ...] = ()
     collects: bool | None = None
     time_us: int | None = None
     stack: tuple[tuple[str, int, str], ...] = ()
@@ -159,9 +162,8 @@ class OomFacts:
             and len(pair) == 2
             and all(isinstance(text, str) for text in pair)
         )
-        found["garbage_addresses"] = tuple(
-            one for one in _listed(plain, "garbage_addresses") if _is_count(one)
-        )
+        for name in ("garbage_addresses", "untrained_addresses"):
+            found[name] = tuple(one for one in _listed(plain, name) if _is_count(one))
         found["tensors"] = tuple(t for t in _listed(plain, "tensors") if isinstance(t, str))
         found["stack"] = tuple(
             (frame[0], frame[1], frame[2])

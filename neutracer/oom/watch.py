@@ -23,6 +23,7 @@ from neutracer._native import core
 from neutracer.arguments import callback as called_back
 from neutracer.arguments import number, path_name, whole_number
 from neutracer.errors import NeutracerError, UnavailableError
+from neutracer.heap.alive import untrained_memory
 from neutracer.heap.cycles import device_filter, prepare_heap
 from neutracer.hooks.live import take
 from neutracer.hooks.modules import check_modules
@@ -206,6 +207,15 @@ def _garbage(device: int) -> tuple[int | None, tuple[int, ...]]:
     return int(part["bytes"] + part["loose_bytes"]), tuple(sorted(part["storages"]))
 
 
+def _untrained(trained: set[int]) -> tuple[int, ...]:
+    """Where the memory begins that autograd has for parameters that no optimizer has; none where
+    ranks may train parts of parameters that are no objects of the model."""
+    distributed = sys.modules.get("torch.distributed")
+    if not trained or (distributed is not None and distributed.is_initialized()):
+        return ()
+    return untrained_memory(trained)
+
+
 def _tensors(frame: FrameType | None) -> tuple[str, ...]:
     """The tensors among the variables of the program's innermost function, in words."""
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
@@ -311,7 +321,11 @@ class _Work:
         if facts is None:
             facts = OomFacts(device=told.device, segment_bytes=told.asked_bytes)
         facts = replace(facts, collects=self._collects)
-        tensors = self._tried("the program's tensors", lambda: living_tensors("cuda")) or {}
+        trained: set[int] = set()
+        tensors = self._tried("the program's tensors", lambda: living_tensors("cuda", trained))
+        tensors = tensors or {}
+        untrained = self._tried("the program's graphs", lambda: _untrained(trained))
+        facts = replace(facts, untrained_addresses=untrained or ())
         process = self._tried("memory_stats()", lambda: self._process(tensors)) or {}
         explained = None
         if taken is not None:

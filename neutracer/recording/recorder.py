@@ -116,15 +116,26 @@ def follow(events: int, frames: int) -> Callable[[], None]:
     return hooks.follow(events, frames)
 
 
-def living_tensors(device_type: str) -> TensorBlocks:
-    """By device, the addresses of parameters (and buffers), gradients and optimizer states."""
+def living_tensors(device_type: str, trained: set[int] | None = None) -> TensorBlocks:
+    """By device, the addresses of parameters (and buffers), gradients and optimizer states.
+
+    Args:
+        trained: Gets the ids of all parameters that optimizers have, unless most are copies of
+            those of modules, as in mixed precision by libraries.
+    """
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(getattr(torch, "optim", None), "Optimizer"):
         return {}
     core.tensor_prepare()
     found: dict[str, dict[int, Any]] = {"gradient": {}, "optimizer_state": {}, "parameter": {}}
+    found["optimized"] = {}
     for category, tensor in _held(torch):
         found[category][id(tensor)] = tensor
+    optimized = found.pop("optimized")
+    shared = optimized.keys() & found["parameter"].keys()
+    if trained is not None and 2 * len(shared) > len(optimized):
+        trained.update(optimized)
+    found["parameter"].update(optimized)
     parameters = found["parameter"].values()
     found["gradient"] = {id(one): one for one in _gradients(torch, parameters)}
     blocks: dict[int, dict[int, str]] = {}
@@ -154,7 +165,7 @@ def _held(torch: Any) -> Iterator[tuple[str, Any]]:
             yield from (("optimizer_state", each) for each in _states(_own(one)))
             for group in _listed(_own(one).get("param_groups")):
                 if isinstance(group, dict):
-                    yield from (("parameter", each) for each in _tensors(group.get("params")))
+                    yield from (("optimized", each) for each in _tensors(group.get("params")))
         elif kind == 2:
             yield from (("parameter", each) for each in _tensors([one]))
 

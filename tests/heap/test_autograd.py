@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from forked import Imported
 
-from neutracer.heap.alive import AutogradLinks, read_autograd
+from neutracer.heap.alive import AutogradLinks, read_autograd, untrained_memory
 
 
 def named(links: AutogradLinks, source: object) -> dict[str, Any]:
@@ -34,6 +34,34 @@ def test_tensor_leads_to_its_graph(torch: Any) -> None:
     leaf = named(links, product)[".next_functions[1]"]
     assert named(links, leaf)[".variable"] is x
     assert links.unread == 0
+
+
+def test_memory_for_parameters_that_nothing_trains(torch: Any) -> None:
+    def model() -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Sigmoid())
+
+    rows = torch.ones(8, 4)
+    encoder, head, teacher = model(), torch.nn.Linear(32, 32), model()
+    trained = {id(one) for one in head.parameters()}
+    hidden = encoder(rows)
+    beside = teacher(rows)
+    out = head(hidden)
+    # The encoder's result is saved for the head's weight too, whose gradient is wanted.
+    assert untrained_memory(trained) == (beside.data_ptr(),)
+    out.sum().backward()
+    gradients = {one.grad.data_ptr() for one in encoder.parameters()}
+    assert set(untrained_memory(trained)) == gradients | {beside.data_ptr()}
+    everything = {id(one) for each in (encoder, head, teacher) for one in each.parameters()}
+    assert untrained_memory(everything) == ()
+
+
+def test_graph_behind_a_plain_leaf_or_a_trained_one_is_needed(torch: Any) -> None:
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Sigmoid())
+    first = torch.nn.Linear(4, 4)
+    image = torch.ones(8, 4, requires_grad=True)
+    attacked, followed = layer(image), layer(first(torch.ones(8, 4)))
+    assert untrained_memory({id(one) for one in first.parameters()}) == ()
+    del attacked, followed
 
 
 def test_view_leads_to_its_base(torch: Any) -> None:

@@ -155,6 +155,19 @@ def test_garbage_is_traced_to_its_lines() -> None:
     assert report.verdicts[0].evidence[1].place.line == 44
 
 
+def test_what_autograd_keeps_for_untrained_parameters_is_named() -> None:
+    recording = full()
+    kept = [recording.own(60, "cache") for _ in range(3)]
+    recording.oom(150, device_free=0)
+    first = explained(recording, untrained_addresses=tuple(kept)).verdicts[0]
+    assert (first.kind, first.bytes) == ("capacity", 180 * MIB)
+    assert first.remedy is not None
+    assert (first.remedy.action, first.remedy.place.line) == ("no_grad", 44)
+    assert "requires_grad_(False)" in first.advice[0].text
+    little = explained(recording, untrained_addresses=tuple(kept[:1])).verdicts[0]
+    assert little.remedy is None or little.remedy.action != "no_grad"
+
+
 def test_no_garbage_is_no_verdict() -> None:
     recording = full()
     recording.oom(150, device_free=0)

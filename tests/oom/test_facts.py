@@ -59,6 +59,7 @@ def test_facts_survive_json() -> None:
         segment_bytes=5 * MIB,
         garbage_bytes=0,
         garbage_addresses=(1 << 45, 2),
+        untrained_addresses=(7,),
         stack=(("train.py", 3, "main"),),
         tensors=("x: (3,) int8",),
         grad_enabled=False,
@@ -78,6 +79,7 @@ def test_damaged_facts_lose_only_what_is_damaged() -> None:
         "stack": [["a.py", 1, "f"], ["b.py", "x", "g"], 5],
         "tensors": "x",
         "garbage_addresses": [1, None],
+        "untrained_addresses": 3,
         "message": 8,
     }
     facts = OomFacts.from_dict(plain)
