@@ -250,7 +250,8 @@ UNSEEN = "a value in use or C code"
 #: Said of blocks whose objects no root leads to, and nothing in use.
 GARBAGE = "garbage: only Python's collector frees it"
 _IN_CXX = "no name leads to it: C++ of PyTorch keeps its tensor"
-_IN_USE = "no name leads to it: a value in use, or C code"
+#: Said of blocks whose objects nothing but C code refers to.
+IN_USE = "no name leads to it: a value in use, or C code"
 _TOO_LARGE = "no Python object seen: an autograd graph is too large to follow"
 
 
@@ -420,8 +421,9 @@ def _of_block(tensors: Sequence[Found | None], nothing: str) -> tuple[tuple[_Nam
         return (_Name(UNSEEN), *_names_of(best)), ""
     if any(one.native for one in known):
         return (), _IN_CXX
-    if any(one.unexplained or one.ways for one in known):
-        return (), _IN_USE
+    # What is in a cycle has a referrer; an operand of a running expression may have none.
+    if any(one.unexplained or one.ways or not one.referrers for one in known):
+        return (), IN_USE
     return (), GARBAGE
 
 

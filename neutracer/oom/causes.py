@@ -12,7 +12,7 @@ from itertools import combinations, pairwise, takewhile, zip_longest
 from math import isqrt, prod
 from typing import Any
 
-from neutracer.heap.owners import GARBAGE, SLICES, UNSEEN
+from neutracer.heap.owners import GARBAGE, IN_USE, SLICES, UNSEEN
 from neutracer.oom.bill import Bill
 from neutracer.oom.case import KINDS, Case, Cause, Remedy, Verdict, free_bytes, least_worth
 from neutracer.oom.facts import UNIT
@@ -1454,15 +1454,9 @@ def _broadcast(case: Case) -> tuple[Note, ...]:
         return ()
     # Without an event the request is known as the segment that it asked for.
     rounded = UNIT if case.failure.event is None else _ROUNDED
-    found = [match.groups() for match in map(_TENSOR.fullmatch, case.facts.tensors) if match]
-    known = [
-        (name, tuple(map(int, shape.replace(",", " ").split())), _WIDTHS[dtype])
-        for name, shape, dtype in found
-        if dtype in _WIDTHS
-    ]
-    for (one, left, width), (other, right, width_too) in combinations(known, 2):
+    for (one, left, dtype), (other, right, dtype_too) in combinations(_frame_tensors(case), 2):
         both = _broadcast_shape(left, right)
-        size = prod(both) * max(width, width_too)
+        size = prod(both) * max(_WIDTHS[dtype], _WIDTHS[dtype_too])
         if prod(both) < _BROADCAST * max(prod(left), prod(right), 1):
             continue
         if size <= case.failure.size < size + rounded:
@@ -1471,6 +1465,41 @@ def _broadcast(case: Case) -> tuple[Note, ...]:
             )
             return (Note(f"{text}one of them, if that is not meant"),)
     return _square(case)
+
+
+# A request of a smaller part of what there is hardly is what a function works on.
+_LARGE_PART = 0.2
+
+
+def _in_place(case: Case) -> tuple[Note, ...]:
+    """To write a result over what it is made from, where the request is as large as an operand of
+    the program's own line that no graph needs."""
+    size, rows = case.failure.size, _rows_of(case, "activation")
+    is_own_line = bool(case.stack) and is_own(case.stack[0]) and not _call_of_modules(case.stack)
+    if case.timeline is None or not is_own_line or size < _LARGE_PART * case.usable:
+        return ()
+    sizes = case.timeline.allocations.codes("size")
+    if any(sizes[row] == size for row in rows):
+        return ()
+    text = "write the result over it (mul_(), div_(), out=), or do it in pieces:"
+    held = next((one.bytes for one in case.holdings if one.place == case.place), 0)
+    passing = dict(case.facts.holders).get(str(case.place), "").startswith(IN_USE)
+    if passing and 2 * held >= size:
+        return (Note(f"the line makes it from another that is as large: {text}", case.place),)
+    for name, shape, dtype in _frame_tensors(case):
+        if size - _ROUNDED < prod(shape) * _WIDTHS[dtype] <= size:
+            return (Note(f"it is as large as {name} {shape}: {text}", case.place),)
+    return ()
+
+
+def _frame_tensors(case: Case) -> list[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and dtype of the tensors of the function that asked, of known widths."""
+    found = [match.groups() for match in map(_TENSOR.fullmatch, case.facts.tensors) if match]
+    return [
+        (name, tuple(map(int, shape.replace(",", " ").split())), dtype)
+        for name, shape, dtype in found
+        if dtype in _WIDTHS
+    ]
 
 
 def _square(case: Case) -> tuple[Note, ...]:
@@ -1748,7 +1777,7 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
                  "had: give capacity= (--capacity), or see nvidia-smi.")
         )  # fmt: skip
     advice = [
-        *_broadcast(case),
+        *_broadcast(case), *_in_place(case),
         *_weights_again(case), *largest, *_without_graph(case), *_smaller(case, trials), *advice
     ]  # fmt: skip
     known_cure = _signature(case.stack) or _signature_of_most(case)

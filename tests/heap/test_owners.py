@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from neutracer.heap.owners import NO_OBJECT, UNSEEN, holders_of
+from neutracer.heap.alive import Found
+from neutracer.heap.objects import Node
+from neutracer.heap.owners import GARBAGE, IN_USE, NO_OBJECT, UNSEEN, _of_block, holders_of
 
 torch = pytest.importorskip("torch")
 
@@ -296,6 +298,12 @@ def test_garbage_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         gc.enable()
     assert found == {"line": "garbage: only Python's collector frees it"}
+
+
+@pytest.mark.parametrize(("referrers", "said"), [(0, IN_USE), (1, GARBAGE)])
+def test_only_what_something_refers_to_is_garbage(referrers: int, said: str) -> None:
+    found = Found(Node(0, "torch.Tensor", "Tensor"), (), False, referrers, 0, 0, 1, 0)
+    assert _of_block([found], NO_OBJECT) == ((), said)
 
 
 def test_block_without_an_object_is_told() -> None:

@@ -26,6 +26,7 @@ from small_snapshots import dumped, event, two_devices
 
 import neutracer
 from neutracer import OomFacts
+from neutracer.heap.owners import IN_USE
 from neutracer.oom import causes
 from neutracer.reports import ExplainReport
 
@@ -166,6 +167,18 @@ def test_what_autograd_keeps_for_untrained_parameters_is_named() -> None:
     assert "requires_grad_(False)" in first.advice[0].text
     little = explained(recording, untrained_addresses=tuple(kept[:1])).verdicts[0]
     assert little.remedy is None or little.remedy.action != "no_grad"
+
+
+def test_request_as_large_as_its_operand_can_be_made_in_place() -> None:
+    recording = full()
+    recording.own(400, "cache")
+    recording.oom(400, device_free=0, stack="cache")
+    name = "cache (work.py:44)"
+    named = explained(recording, tensors=("table: (100, 1024, 1024) float32",))
+    assert "as large as table (100, 1024, 1024)" in words(named)
+    passing = explained(recording, holders=((name, IN_USE),))
+    assert "the line makes it from another" in words(passing)
+    assert "out=" not in words(explained(recording, tensors=("x: (100, 1024) float32",)))
 
 
 def test_no_garbage_is_no_verdict() -> None:
