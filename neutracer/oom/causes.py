@@ -1474,12 +1474,12 @@ _LARGE_PART = 0.2
 def _in_place(case: Case) -> tuple[Note, ...]:
     """To write a result over what it is made from, where the request is as large as an operand of
     the program's own line that no graph needs."""
-    size, rows = case.failure.size, _rows_of(case, "activation")
+    size = case.failure.size
     is_own_line = bool(case.stack) and is_own(case.stack[0]) and not _call_of_modules(case.stack)
     if case.timeline is None or not is_own_line or size < _LARGE_PART * case.usable:
         return ()
     sizes = case.timeline.allocations.codes("size")
-    if any(sizes[row] == size for row in rows):
+    if any(sizes[row] == size for row in _rows_of(case, "activation")):
         return ()
     text = "write the result over it (mul_(), div_(), out=), or do it in pieces:"
     held = next((one.bytes for one in case.holdings if one.place == case.place), 0)
