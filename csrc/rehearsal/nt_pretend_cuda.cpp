@@ -78,6 +78,11 @@ struct Hooks final : at::CUDAHooksInterface {
     {
         return true;
     }
+    std::string
+    showConfig() const override
+    {
+        return "";
+    }
     bool
     hasPrimaryContext(DeviceIndex) const override
     {

@@ -247,6 +247,7 @@ def patches(
         tracing: Whose figures the memory functions give.
         capacity: The bytes that PyTorch can have of one.
     """
+    import torch._subclasses.fake_tensor
     import torch.backends.cudnn
     import torch.cuda.amp.common
     import torch.cuda.memory
@@ -267,6 +268,8 @@ def patches(
         (torch.backends.cudnn, "is_available", lambda: True),
         (torch.backends.cudnn, "version", lambda: cudnn),
         (torch.backends.cudnn, "is_acceptable", _is_acceptable),
+        # It would allocate on a real device, and needs its context.
+        (torch._subclasses.fake_tensor, "init_gpu_context", _nothing),
         (torch.Tensor, "record_stream", _nothing),
         (torch.Tensor, "pin_memory", lambda self, *args: self),
         (torch.Tensor, "is_pinned", lambda self, *args: False),

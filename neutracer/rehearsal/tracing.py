@@ -173,6 +173,9 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     **recurrent.REPLACED,
     aten.add.Tensor: _add,
     aten._local_scalar_dense.default: _item,
+    # In inference mode these arrive undecomposed.
+    aten.item.default: _item,
+    aten.is_nonzero.default: lambda *call: bool(_item(*call)),
     aten.nonzero.default: _nonzero,
     aten.index.Tensor: _by_mask,
     aten.index_put.default: _by_mask,

@@ -846,3 +846,28 @@ def test_error_without_words_is_told_by_its_name() -> None:
             raise ValueError
 
     assert sentence(MuteError()) == "the program failed: MuteError"
+
+
+def test_values_are_read_in_inference_mode() -> None:
+    def program() -> Any:
+        layer = torch.nn.Linear(64, 64, device="cuda")
+        read: list[Any] = []
+
+        def step() -> None:
+            with torch.inference_mode():
+                rows = layer(torch.ones(8, 64, device="cuda"))
+                read[:] = (rows > 0).all().item(), bool(rows.sum()), bool((rows > 0).any())
+
+        step()
+        assert [type(one) for one in read] == [bool, bool, bool]
+        assert torch.__config__.show() is not None
+        return step
+
+    neutracer.rehearse(program, steps=1)
+
+
+def test_no_device_is_asked_for_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(torch._subclasses.fake_tensor, "init_gpu_context", asked.append)
+    neutracer.rehearse(lambda: torch.ones(64, device="cuda"), steps=1)
+    assert asked == []
