@@ -1323,6 +1323,7 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
         Note("Needed at the same point by those before it, and so scaled to its end."),
     ]
     advice: tuple[Note, ...] = (
+        *((Note(known, case.place),) if (known := _signature(case.stack)) else ()),
         *_broadcast(case),
         *_without_graph(case),
         Note(
@@ -1669,6 +1670,12 @@ _SIGNATURES = (
         "_multi_tensor",
         "pass foreach=False (or fused=True) to the optimizer: its foreach kernels copy all "
         "gradients or updates at once",
+    ),
+    (
+        "/torch/_functorch/",
+        "jac",
+        "pass chunk_size= to it: torch.func.jacrev and jacfwd work on all rows of the Jacobian at "
+        "once, with intermediate results for each; less by as much as a chunk is smaller",
     ),
     (
         "/torch/optim/lbfgs.py",

@@ -141,11 +141,18 @@ def facts_of(told: OutOfMemory, frame: FrameType | None) -> OomFacts:
         garbage_bytes=garbage,
         garbage_addresses=addresses,
         time_us=told.time_us,
-        stack=python_stack(frame),
+        stack=python_stack(frame or _backward_frame()),
         tensors=_tensors(frame),
         grad_enabled=bool(torch.is_grad_enabled()),
         handling=_handling(),
     )
+
+
+def _backward_frame() -> FrameType | None:
+    """The frame that waits for the backward pass under way; None for none, or several."""
+    frames = sys._current_frames().values()
+    waiting = [one for one in frames if one.f_code.co_name == "_engine_run_backward"]
+    return waiting[0] if len(waiting) == 1 else None
 
 
 def _handling() -> str:

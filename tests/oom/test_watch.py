@@ -17,9 +17,7 @@ import pytest
 from fake_cuda import install
 
 import neutracer
-from neutracer.oom import watch as oom_moment
 from neutracer.oom import watch as oom_watch
-from neutracer.oom import watch as oom_write
 from neutracer.oom.facts import OomFacts, facts_of
 from neutracer.recording import recorder as history
 from neutracer.trace.beside import beside_file
@@ -77,7 +75,7 @@ def clock(monkeypatch):
     """A function that moves the time of reports on, in seconds."""
     ahead = [0.0]
     now = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead[0])
-    monkeypatch.setattr(oom_write, "time", now)
+    monkeypatch.setattr(oom_watch, "time", now)
 
     def move(seconds):
         ahead[0] += seconds
@@ -171,7 +169,7 @@ def test_out_of_memory_inside_is_not_told(fake, tmp_path, monkeypatch):
         inner.append(here(fake))
         raise inner[0]
 
-    monkeypatch.setattr(oom_write, "explain", explain)
+    monkeypatch.setattr(oom_watch, "explain", explain)
     with neutracer.watch_oom(tmp_path) as watch:
         error = here(fake)
     assert len(inner) == 1
@@ -186,7 +184,7 @@ def test_failing_parts_leave_the_others(fake, tmp_path, monkeypatch, part):
     def fails(*args, **kwargs):
         raise ValueError("broken")
 
-    monkeypatch.setattr(oom_write, part, fails)
+    monkeypatch.setattr(oom_watch, part, fails)
     with neutracer.watch_oom(tmp_path) as watch:
         error = here(fake)
     (report,) = watch.reports
@@ -208,15 +206,15 @@ def test_unwritable_folder_is_survived(fake, tmp_path):
 
 def test_slow_disk_does_not_hold_the_program(fake, tmp_path, monkeypatch, clock):
     stuck = threading.Event()
-    real = oom_write.explain
+    real = oom_watch.explain
 
     def explain(*args, **kwargs):
         # All but 0.3 seconds are gone when it is explained.
         clock(PLENTY - 0.3)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(oom_write, "_write", lambda path, data: stuck.wait(2 * PLENTY))
-    monkeypatch.setattr(oom_write, "explain", explain)
+    monkeypatch.setattr(oom_watch, "_write", lambda path, data: stuck.wait(2 * PLENTY))
+    monkeypatch.setattr(oom_watch, "explain", explain)
     with neutracer.watch_oom(tmp_path, seconds=PLENTY) as watch:
         begin = time.monotonic()
         here(fake)
@@ -229,7 +227,7 @@ def test_slow_disk_does_not_hold_the_program(fake, tmp_path, monkeypatch, clock)
 
 def test_time_that_is_up_leaves_steps_out(fake, tmp_path, monkeypatch, clock):
     monkeypatch.setattr(
-        oom_write, "facts_of", lambda *args: clock(2 * PLENTY) or OomFacts(device=0)
+        oom_watch, "facts_of", lambda *args: clock(2 * PLENTY) or OomFacts(device=0)
     )
     with neutracer.watch_oom(tmp_path, seconds=PLENTY, max_entries=100) as watch:
         here(fake)
@@ -249,9 +247,9 @@ def test_long_ring_is_left_out_in_short_time(fake, tmp_path):
 
 def test_collections_wait_until_it_is_written(fake, tmp_path, monkeypatch):
     seen = []
-    real = oom_write.explain
+    real = oom_watch.explain
     monkeypatch.setattr(
-        oom_write, "explain", lambda *a, **k: seen.append(gc.isenabled()) or real(*a, **k)
+        oom_watch, "explain", lambda *a, **k: seen.append(gc.isenabled()) or real(*a, **k)
     )
     with neutracer.watch_oom(tmp_path):
         here(fake)
@@ -293,14 +291,14 @@ def test_watch_without_history_records_nothing(fake, tmp_path):
 
 def test_threads_do_not_wait_for_each_other(fake, tmp_path, monkeypatch):
     inside, leave = threading.Event(), threading.Event()
-    real = oom_write.facts_of
+    real = oom_watch.facts_of
 
     def slow(*args):
         inside.set()
         leave.wait(60)
         return real(*args)
 
-    monkeypatch.setattr(oom_write, "facts_of", slow)
+    monkeypatch.setattr(oom_watch, "facts_of", slow)
     with neutracer.watch_oom(tmp_path, seconds=0.2) as watch:
         thread = threading.Thread(target=here, args=(fake,))
         thread.start()
@@ -360,10 +358,10 @@ def test_process_facts_name_the_tensors():
     prepare_heap()
 
     def ask():
-        return oom_moment._tensors(sys._getframe())
+        return oom_watch._tensors(sys._getframe())
 
     x, count = torch.zeros(3, 4), 7
-    names = oom_moment._tensors(sys._getframe())
+    names = oom_watch._tensors(sys._getframe())
     assert names == ("x: (3, 4) float32",)
     assert ask() == ()
     assert (len(x), count) == (3, 7)
@@ -378,11 +376,11 @@ def test_variables_are_not_kept_alive():
     prepare_heap()
     x = torch.zeros(5)
     alive = weakref.ref(x)
-    assert oom_moment._tensors(sys._getframe()) == ("x: (5,) float32",)
+    assert oom_watch._tensors(sys._getframe()) == ("x: (5,) float32",)
     del x
     assert alive() is None
     kept = locals()
-    assert oom_moment._tensors(sys._getframe()) == ()
+    assert oom_watch._tensors(sys._getframe()) == ()
     assert kept["alive"] is alive
 
 
@@ -396,7 +394,7 @@ def test_garbage_of_other_devices_is_left_out():
         ring = [torch.zeros(1 << 10)]
         ring.append(ring)
         del ring
-        assert oom_moment._garbage(0) == (0, ())
+        assert oom_watch._garbage(0) == (0, ())
     finally:
         gc.enable()
 
@@ -524,3 +522,25 @@ def test_one_failure_has_one_cause_wherever_it_is_told(fake, tmp_path, ends, cou
     assert found.devices[0].bill.to_dict() == why.bill.to_dict()
     if HAS_NOTES:
         assert notes_of(error)[0].startswith(f"neutracer: {said}")
+
+
+def test_backward_pass_is_where_its_caller_waits() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def _engine_run_backward() -> None:
+        begun.set()
+        while not over.is_set():
+            pass
+
+    assert oom_watch._backward_frame() is None
+    thread = threading.Thread(target=_engine_run_backward)
+    thread.start()
+    try:
+        assert begun.wait(10)
+        while (frame := oom_watch._backward_frame()) is None:
+            pass
+        names = [name for _, _, name in oom_watch.python_stack(frame)]
+    finally:
+        over.set()
+        thread.join()
+    assert names[0] == "_engine_run_backward"
