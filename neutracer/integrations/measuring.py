@@ -341,12 +341,7 @@ class RehearsedMeter:
 
     def enter(self) -> None:
         """Start the rehearsal, before the test's fixtures."""
-        from neutracer.rehearsal.session import pretending
-
-        room = {"devices": 1, "capacity": ENDLESS}
-        self._tracing = self._stack.enter_context(
-            pretending(self._run.card, self._run.requests, **room)
-        )
+        self._tracing = self._stack.enter_context(self._run.pretending())
 
     def begin(self) -> None:
         """Start measuring the test's code."""
