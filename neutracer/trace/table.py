@@ -64,11 +64,6 @@ def pandas_frame(columns: Iterable[Series]) -> Any:
     return pandas.DataFrame({column.name: filled(column) for column in columns})
 
 
-def polars_frame(table: object) -> Any:
-    """A `polars.DataFrame` of what speaks Arrow's C stream interface."""
-    return _module("polars").DataFrame(table)
-
-
 # ---- Table -------------------------------------------------------------------------------
 
 # Rows in the rich display.
@@ -117,6 +112,11 @@ class Column:
 def constant(code: str, value: int, count: int) -> Callable[[], array[int]]:
     """A column that holds one number: for keys that the file does not have."""
     return lambda: array(code, [value]) * count
+
+
+def columns_of(c: Mapping[str, Any], *names: str) -> dict[str, Column]:
+    """Columns of plain numbers by their own names, from the core's."""
+    return {name: Column(partial(c.__getitem__, name)) for name in names}
 
 
 class Row(Unchanging, Mapping[str, Any], instead="send row.to_dict()"):
@@ -373,7 +373,7 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
         Raises:
             UnavailableError: polars is not installed.
         """
-        return polars_frame(self)
+        return _module("polars").DataFrame(self)
 
     def _series(self, name: str) -> Series:
         column = self._columns[name]
