@@ -117,7 +117,7 @@ def steps_of(timeline: core.Timeline, stacks: Stacks) -> Steps:
 
 def _line(stacks: Stacks, number: int) -> str:
     """The line of a frame id: "train.py:73"."""
-    frame = stacks.frame(number)
+    frame = stacks.frames[number]
     return f"{frame.filename.rpartition('/')[2]}:{frame.line}"
 
 
@@ -460,7 +460,7 @@ class Groups:
     def _frame_name(self, by: str, number: int) -> str:
         if number == NONE:
             return NO_STACK
-        frame = self._stacks.frame(number)
+        frame = self._stacks.frames[number]
         if by == "function":
             return f"{frame.name} ({frame.filename})"
         return f"{frame.filename}:{frame.line}" if frame.line else frame.filename or frame.name
