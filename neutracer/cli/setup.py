@@ -88,13 +88,8 @@ class EnvironmentReport(Report):
     def document(self) -> Document:
         """The report as a document."""
         rows = tuple(
-            (
-                one.name,
-                one.version or one.absent,
-                one.use,
-                Copyable(one.install * (not one.version)),
-            )
-            for one in self.parts
+            (p.name, p.version or p.absent, p.use, Copyable("" if p.version else p.install))
+            for p in self.parts
         )
         facts = (self.python, self.machine)
         notes = (Paragraph(f"{part.name}: {part.note}.") for part in self.parts if part.note)
