@@ -15,7 +15,6 @@ from typing import Any
 import neutracer
 from neutracer.cli.parts import (
     FAILED,
-    HelpPage,
     add_command,
     add_max_memory,
     add_output,
@@ -47,13 +46,8 @@ _SKILL_EXAMPLE = """example:
 
 
 def add_skill(commands: Any, summary: str) -> None:
-    parser = commands.add_parser(
-        "skill",
-        help=summary,
-        description="Installs or shows the instructions by which a coding agent uses neutracer.",
-        epilog=_SKILL_EXAMPLE,
-        formatter_class=HelpPage,
-    )
+    description = "Installs or shows the instructions by which a coding agent uses neutracer."
+    parser = add_command(commands, "skill", summary, description, _SKILL_EXAMPLE)
     parts = parser.add_subparsers(dest="part", metavar="WHAT", required=True)
     description = (
         f"Writes neutracer/SKILL.md into {' and '.join(_FOLDERS)} of a project or a home, and "

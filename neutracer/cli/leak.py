@@ -7,18 +7,17 @@ import argparse
 from typing import Any
 
 from neutracer.cli.parts import (
-    FAILED,
     add_command,
     add_device,
     add_fail_on,
+    add_files,
     add_max_memory,
     add_output,
     check_written,
     complain,
     complain_of,
     device_size,
-    fails,
-    give,
+    judged,
     without_history_warning,
 )
 from neutracer.errors import NeutracerError
@@ -51,9 +50,7 @@ def add_leak(commands: Any, summary: str) -> None:
         "device will be full. Several files are one step each, in the order given."
     )
     parser = add_command(commands, "leak", summary, description, _LEAK_EXAMPLE, _leak)
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE", help='a snapshot; "-" is standard input'
-    )
+    add_files(parser)
     parser.add_argument(
         "--steps",
         type=_steps,
@@ -105,9 +102,7 @@ def _leak(options: argparse.Namespace) -> int:
         )
     except (NeutracerError, OSError, ValueError) as error:
         return complain_of(name, error)
-    if give([report], options) == FAILED:
-        return FAILED
-    return int(fails(report, options, (report.verdict,), options.files[-1]))
+    return judged(report, options, (report.verdict,), options.files[-1])
 
 
 def add_diff(commands: Any, summary: str) -> None:
@@ -133,19 +128,16 @@ def _diff(options: argparse.Namespace) -> int:
     except ValueError as error:
         return complain(str(error))
     snaps: list[Any] = []
-    for name in (options.before, options.after):
-        try:
+    name = ""
+    try:
+        for name in (options.before, options.after):
             kept = saved_report(name)
             snaps.append(_loaded(name, options.max_memory) if kept is None else kept)
-        except (NeutracerError, OSError, ValueError) as error:
-            return complain_of(name, error)
-    try:
+        name = f"{options.before} {options.after}"
         report = diff(*snaps, device=options.device)
-    except ValueError as error:
-        return complain_of(f"{options.before} {options.after}", error)
-    if give([report], options) == FAILED:
-        return FAILED
-    return int(fails(report, options, file=options.after))
+    except (NeutracerError, OSError, ValueError) as error:
+        return complain_of(name, error)
+    return judged(report, options, file=options.after)
 
 
 def _loaded(name: str, max_memory: str | None) -> Snapshot:

@@ -67,6 +67,12 @@ def complain(text: str) -> int:
     return FAILED
 
 
+def complain_of_job(what: str, error: Exception) -> int:
+    """Print an error of a command on a program or process: only those of the system don't say
+    what they are about; return `FAILED`."""
+    return complain_of(what, error) if isinstance(error, OSError) else complain(str(error))
+
+
 def complain_of(what: str, error: Exception) -> int:
     """Print an error about a file, or about the one it names; return `FAILED`."""
     reason: object = error
@@ -78,9 +84,14 @@ def complain_of(what: str, error: Exception) -> int:
 
 
 def add_command(
-    commands: Any, name: str, summary: str, description: str, example: str, run: Callable[..., int]
+    commands: Any,
+    name: str,
+    summary: str,
+    description: str,
+    example: str,
+    run: Callable[..., int] | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command to the result of `add_subparsers`."""
+    """Add a command to the result of `add_subparsers`; one without `run` has commands itself."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=summary, description=description, epilog=example, formatter_class=HelpPage
     )
@@ -90,6 +101,12 @@ def add_command(
 
 def add_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help='a snapshot; "-" is standard input')
+
+
+def add_files(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help='a snapshot; "-" is standard input'
+    )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +159,11 @@ def _budget(text: str) -> int:
     return int(text)
 
 
-def add_fail_on(parser: argparse.ArgumentParser, text: str, verdicts: Sequence[str] = ()) -> None:
+def add_fail_on(
+    parser: argparse.ArgumentParser,
+    text: str = "exit with 1 for a finding of at least info, moderate, serious or severe",
+    verdicts: Sequence[str] = (),
+) -> None:
     """Add `--fail-on`, which `fails` evaluates.
 
     Args:
@@ -373,6 +394,18 @@ def give(reports: Sequence[Report], options: argparse.Namespace) -> int:
         _put(reports, options, sys.stdout)
         return 0
     return 0 if write_reports(options.output, reports, options) else FAILED
+
+
+def judged(
+    report: Report | None,
+    options: argparse.Namespace,
+    verdicts: Iterable[str] = (),
+    file: str = "",
+) -> int:
+    """Give a report, if there is one; the exit code, as `fails` has it."""
+    if report is None or give([report], options) == FAILED:
+        return FAILED
+    return int(fails(report, options, verdicts, file))
 
 
 @contextmanager

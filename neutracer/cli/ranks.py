@@ -17,6 +17,7 @@ from neutracer.cli.parts import (
     check_written,
     complain,
     complain_of,
+    complain_of_job,
     fails,
     give,
 )
@@ -52,7 +53,7 @@ def add_ranks(commands: Any, summary: str) -> None:
         "(neutracer.watch_ranks): MASTER_ADDR and MASTER_PORT of the job",
     )
     add_output(parser, "a picture (.png, .svg, .pdf), ")
-    add_fail_on(parser, "exit with 1 for a finding of at least info, moderate, serious or severe")
+    add_fail_on(parser)
 
 
 def _ranks(options: argparse.Namespace) -> int:
@@ -60,10 +61,8 @@ def _ranks(options: argparse.Namespace) -> int:
         return complain("give either files to read, or a running job with --store")
     try:
         report = _report(options)
-    except OSError as error:
-        return complain_of(options.store or options.sources[0], error)
-    except (NeutracerError, ValueError) as error:
-        return complain(str(error))
+    except (NeutracerError, OSError, ValueError) as error:
+        return complain_of_job(options.store or options.sources[0], error)
     if all(row.state in ("can't be read", "no file") for row in report.rows):
         broken = [row for row in report.rows if row.source]
         rest = f" ({len(broken) - 1} more can't be read either)" if broken[1:] else ""

@@ -20,6 +20,7 @@ from neutracer.cli.parts import (
     add_program,
     complain,
     complain_of,
+    complain_of_job,
     device_size,
     print_report,
     program_of,
@@ -151,10 +152,8 @@ def _rehearse(options: argparse.Namespace) -> int:
             capacity=device_size(options.capacity),
             leave=leave,
         )
-    except OSError as error:
-        return complain_of(command[0], error)
-    except (NeutracerError, ValueError) as error:
-        return complain(str(error))
+    except (NeutracerError, OSError, ValueError) as error:
+        return complain_of_job(command[0], error)
     return _ended(_finish(run, options, finding), threads)
 
 

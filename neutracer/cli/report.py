@@ -14,6 +14,7 @@ from neutracer.cli.parts import (
     add_device,
     add_fail_on,
     add_file,
+    add_files,
     add_max_memory,
     add_output,
     add_window,
@@ -24,6 +25,7 @@ from neutracer.cli.parts import (
     device_size,
     fails,
     give,
+    judged,
     log_text,
     window_of,
     without_history_warning,
@@ -52,14 +54,12 @@ exit codes: 0, 1 for findings at --fail-on, 2 for a file that can't be read
 def add_report(commands: Any, summary: str) -> None:
     description = "Shows what each snapshot holds: totals, the peak and its holders, findings."
     parser = add_command(commands, "report", summary, description, _EXAMPLE, _report)
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE", help='a snapshot; "-" is standard input'
-    )
+    add_files(parser)
     parser.add_argument("--device", type=int, metavar="N", help="only this device")
     add_window(parser)
     parser.add_argument("--tree", action="store_true", help="add the call tree behind the peak")
     add_output(parser)
-    add_fail_on(parser, "exit with 1 for a finding of at least info, moderate, serious or severe")
+    add_fail_on(parser)
     add_max_memory(parser)
 
 
@@ -128,20 +128,16 @@ def add_phases(commands: Any, summary: str) -> None:
     parser.add_argument("--phase", metavar="NAME", help="only this phase, or one turn: NAME[2]")
     add_device(parser)
     add_output(parser)
-    add_fail_on(parser, "exit with 1 for a finding of at least info, moderate, serious or severe")
+    add_fail_on(parser)
     add_max_memory(parser)
 
 
 def _ask_phases(options: argparse.Namespace) -> int:
-    report = answered(options, _asked_phases)
-    if report is None or give([report], options) == FAILED:
-        return FAILED
-    return int(fails(report, options, file=options.file))
+    def asked(options: argparse.Namespace) -> Report:
+        snap = load(options.file, max_memory=options.max_memory)
+        return phases(snap, phase=options.phase, device=options.device)
 
-
-def _asked_phases(options: argparse.Namespace) -> Report:
-    snap = load(options.file, max_memory=options.max_memory)
-    return phases(snap, phase=options.phase, device=options.device)
+    return judged(answered(options, asked), options, file=options.file)
 
 
 # ---- Explain ---------------------------------------------------------------------------
@@ -207,10 +203,8 @@ def _explain(options: argparse.Namespace) -> int:
         if lines is not None:
             return _explain_log(lines, options)
     report = answered(options, _asked)
-    if report is None or give([report], options) == FAILED:
-        return FAILED
-    kinds = [verdict.kind for verdict in report.verdicts]
-    return int(fails(report, options, kinds, options.file))
+    kinds = [verdict.kind for verdict in report.verdicts] if report is not None else []
+    return judged(report, options, kinds, options.file)
 
 
 def _explain_log(lines: Iterable[str], options: argparse.Namespace) -> int:
@@ -221,9 +215,7 @@ def _explain_log(lines: Iterable[str], options: argparse.Namespace) -> int:
     report = messages_report(lines, name)
     if report is None:
         return complain(f"{options.file}: {_NO_MESSAGE}")
-    if give([report], options) == FAILED:
-        return FAILED
-    return int(fails(report, options, [one.kind for one in report.messages], options.file))
+    return judged(report, options, [one.kind for one in report.messages], options.file)
 
 
 def _asked(options: argparse.Namespace) -> ExplainReport:

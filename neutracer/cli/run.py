@@ -18,6 +18,7 @@ from neutracer.cli.parts import (
     add_recording,
     complain,
     complain_of,
+    complain_of_job,
     ended_without_report,
     fails,
     is_page,
@@ -149,10 +150,8 @@ def _run(options: argparse.Namespace) -> int:
         )
     except UnreportedError as error:
         return ended_without_report(error)
-    except OSError as error:
-        return complain_of(command[0], error)
-    except (NeutracerError, ValueError) as error:
-        return complain(str(error))
+    except (NeutracerError, OSError, ValueError) as error:
+        return complain_of_job(command[0], error)
     print_last_report(report, options)
     if report.signal is not None:
         end_by(-report.signal)
@@ -228,10 +227,8 @@ def _attach(options: argparse.Namespace) -> int:
                 stacks=options.stacks,
                 wait_s=options.wait,
             )
-    except OSError as error:
-        return complain_of(f"process {options.pid}", error)
-    except (NeutracerError, ValueError) as error:
-        return complain(str(error))
+    except (NeutracerError, OSError, ValueError) as error:
+        return complain_of_job(f"process {options.pid}", error)
     print_report(report, options, sys.stdout)
     return 0
 
@@ -290,10 +287,8 @@ def _cycles(options: argparse.Namespace) -> int:
                 report = cycle_run(watch, command[0], code, device, min_bytes)
     except UnreportedError as error:
         return ended_without_report(error)
-    except OSError as error:
-        return complain_of(command[0], error)
-    except (NeutracerError, ValueError) as error:
-        return complain(str(error))
+    except (NeutracerError, OSError, ValueError) as error:
+        return complain_of_job(command[0], error)
     print_last_report(report, options)
     try:
         if options.output is not None:
@@ -326,14 +321,10 @@ def _watched_device(device: str | None) -> str | None:
     if device is None and not torch.cuda.is_available():
         complain("no accelerator found: counting tensors on every device")
         return "all"
-    _check_device(device)
-    return device
-
-
-def _check_device(device: str | None) -> None:
     name, _, index = (device or "").partition(":")
-    counted = getattr(getattr(sys.modules["torch"], name, None), "device_count", None)
+    counted = getattr(getattr(torch, name, None), "device_count", None)
     count = counted() if counted is not None else None
     if count is not None and int(index if index.isdecimal() else 0) >= count:
         there = format_count(count, f"{name} device")
         raise NeutracerError(f"no device {device} on this machine: torch finds {there}")
+    return device

@@ -19,7 +19,6 @@ import neutracer
 from neutracer._native import core
 from neutracer.cli.parts import (
     FAILED,
-    HelpPage,
     add_command,
     add_output,
     complain,
@@ -67,11 +66,6 @@ class Part(PlainRow):
     note: str = ""
     absent: str = "missing"
 
-    @property
-    def how_to_get(self) -> Copyable:
-        """`install` if it is missing, else nothing."""
-        return Copyable("" if self.version else self.install)
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EnvironmentReport(Report):
@@ -94,8 +88,8 @@ class EnvironmentReport(Report):
     def document(self) -> Document:
         """The report as a document."""
         rows = tuple(
-            (part.name, part.version or part.absent, part.use, part.how_to_get)
-            for part in self.parts
+            (p.name, p.version or p.absent, p.use, Copyable("" if p.version else p.install))
+            for p in self.parts
         )
         facts = (self.python, self.machine)
         notes = (Paragraph(f"{part.name}: {part.note}.") for part in self.parts if part.note)
@@ -225,13 +219,8 @@ _FOLDERS = frozenset(("DIR", "FOLDER"))
 
 
 def add_setup(commands: Any, summary: str) -> None:
-    parser = commands.add_parser(
-        "setup",
-        help=summary,
-        description="Shows what is installed, compiles hooks, measures kernels.",
-        epilog=_EXAMPLE,
-        formatter_class=HelpPage,
-    )
+    description = "Shows what is installed, compiles hooks, measures kernels."
+    parser = add_command(commands, "setup", summary, description, _EXAMPLE)
     parts = parser.add_subparsers(dest="part", metavar="WHAT", required=True)
     env = add_command(
         parts,

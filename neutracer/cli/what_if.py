@@ -17,8 +17,8 @@ from neutracer.cli.parts import (
     answered,
     complain,
     device_size,
-    fails,
     give,
+    judged,
     refused,
 )
 from neutracer.errors import SettingsError
@@ -147,11 +147,7 @@ def add_drag(commands: Any, summary: str) -> None:
 
 
 def _drag(options: argparse.Namespace) -> int:
-    report = answered(options, _dragged)
-    if report is None or give([report], options) == FAILED:
-        return FAILED
-    return int(fails(report, options, file=options.file))
+    def asked(options: argparse.Namespace) -> Report:
+        return drag(load(options.file, max_memory=options.max_memory), options.device)
 
-
-def _dragged(options: argparse.Namespace) -> Report:
-    return drag(load(options.file, max_memory=options.max_memory), options.device)
+    return judged(answered(options, asked), options, file=options.file)

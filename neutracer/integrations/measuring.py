@@ -333,7 +333,8 @@ class RehearsedMeter:
         self._timeline: Timeline | None = None
         self._start_bytes = 0
         self._began_us = 0
-        self._range = (0, 0)
+        #: Bounds of its peak above its start, in bytes.
+        self.peak_range = (0, 0)
         #: Fixtures of a wider scope made during the test.
         self.fixtures: list[Any] = []
         self.blind = "the test is rehearsed, and its tensors are not real"
@@ -341,12 +342,7 @@ class RehearsedMeter:
 
     def enter(self) -> None:
         """Start the rehearsal, before the test's fixtures."""
-        from neutracer.rehearsal.session import pretending
-
-        room = {"devices": 1, "capacity": ENDLESS}
-        self._tracing = self._stack.enter_context(
-            pretending(self._run.card, self._run.requests, **room)
-        )
+        self._tracing = self._stack.enter_context(self._run.pretending())
 
     def begin(self) -> None:
         """Start measuring the test's code."""
@@ -375,23 +371,18 @@ class RehearsedMeter:
         peak = max((int(level) for level in levels), default=start)
         whole = timeline.peak("allocated").bytes
         low, high = rehearsed.ranges.get("peak_allocated_bytes", (whole, whole))
-        self._range = (low - whole, high - whole)
+        above = max(peak - start, 0)
+        self.peak_range = max(above + low - whole, 0), above + high - whole
         self.measured = Measured(
             rehearsed=rehearsed.device,
             start_bytes=start,
             fixture_bytes=start,
-            peak_bytes=max(peak - start, 0),
+            peak_bytes=above,
             left_bytes=int(levels[-1]) - start if len(levels) else 0,
             allocated_peak_bytes=peak,
             reserved_peak_bytes=timeline.peak("reserved").bytes,
         )
         return self.measured
-
-    @property
-    def peak_range(self) -> tuple[int, int]:
-        """Bounds of its peak above its start, in bytes."""
-        peak = self.measured.peak_bytes
-        return max(peak + self._range[0], 0), peak + self._range[1]
 
     def find_places(self) -> list[Place]:
         """Find the holders of the test's peak, among its own allocations."""
@@ -535,12 +526,6 @@ _SCHEMA = "neutracer.pytest_baseline/1"
 
 # Lines kept per test.
 _PLACES = 5
-
-
-def device_name(device: int) -> str:
-    """PyTorch's name of a device: workspaces and kernels differ by its kind."""
-    name: str = sys.modules["torch"].cuda.get_device_properties(device).name
-    return name
 
 
 @dataclass(frozen=True)
@@ -734,7 +719,11 @@ class Measuring:
             _stop(item)
             raise
         now = meter.end()
-        problems = self._problems(item, meter)
+        problems = limit_problems(item, meter)
+        # Finding the holders takes a snapshot, so do it only if they are used.
+        if self._shows or self._writes:
+            meter.find_places()
+        problems += self._growth(item, meter)
         self._keep(item, now)
         if problems:
             _stop(item)
@@ -758,14 +747,6 @@ class Measuring:
         if problem:
             pytest.fail(problem, pytrace=False)
         return result
-
-    def _problems(self, item: pytest.Item, meter: Meter | RehearsedMeter) -> list[str]:
-        """The limits that the test exceeded; leaks are checked after its fixtures."""
-        problems = limit_problems(item, meter)
-        # Finding the holders takes a snapshot, so do it only if they are used.
-        if self._shows or self._writes:
-            meter.find_places()
-        return problems + self._growth(item, meter)
 
     def _growth(self, item: pytest.Item, meter: Meter | RehearsedMeter) -> list[str]:
         now, baseline = meter.measured, self._baseline
@@ -912,4 +893,9 @@ def _stop(item: pytest.Item) -> None:
 
 
 def _device(now: Measured) -> str:
-    return f"{now.rehearsed}, rehearsed" if now.rehearsed else device_name(now.device)
+    """PyTorch's name of a device, or the card of a rehearsal: workspaces and kernels differ by
+    its kind."""
+    if now.rehearsed:
+        return f"{now.rehearsed}, rehearsed"
+    name: str = sys.modules["torch"].cuda.get_device_properties(now.device).name
+    return name

@@ -77,21 +77,11 @@ def rehearse(
 
 
 def rehearse_program(
-    arguments: Sequence[str],
-    *,
-    module: bool = False,
-    steps: int = 3,
-    device: str = "NVIDIA H200",
-    settings: str = "",
-    capacity: int | str | None = None,
-    world_size: int = 1,
-    strategy: str | None = None,
-    modules: bool = False,
-    leave: Callable[[Any], NoReturn],
+    arguments: Sequence[str], *, module: bool, leave: Callable[[Any], NoReturn], **options: Any
 ) -> Any:
-    """Rehearse some steps of a script, as `neutracer rehearse` does; `leave` gets the run of a
-    program that can't be stopped, and ends the process."""
-    run = _run_of(steps, device, settings, capacity, world_size, strategy, modules)
+    """Rehearse some steps of a script with the options of `rehearse`, as `neutracer rehearse`
+    does; `leave` gets the run of a program that can't be stopped, and ends the process."""
+    run = _run_of(**options)
     from neutracer.rehearsal.running import rehearse_script
 
     rehearse_script(run, arguments, module=module, leave=leave)
@@ -104,8 +94,8 @@ def _run_of(
     settings: str,
     capacity: int | str | None,
     world_size: int,
-    strategy: str | None,
-    modules: bool,
+    strategy: str | None = None,
+    modules: bool = False,
 ) -> Any:
     card = find_card(text("device", device))
     count = whole_number("steps", steps, least=1)

@@ -109,26 +109,27 @@ def program_line(frame: FrameType | None) -> str:
     while frame is not None and is_library(frame):
         frame = frame.f_back
     chosen = frame or first
-    if chosen is None:
-        return ""
-    return f"{os.path.basename(reader_name(chosen.f_code.co_filename))}:{chosen.f_lineno}"
+    return "" if chosen is None else _at(chosen.f_code, chosen.f_lineno)
+
+
+def _at(code: CodeType, line: int) -> str:
+    return f"{os.path.basename(reader_name(code.co_filename))}:{line}"
 
 
 class Notes:
     """Sentences, each once, in the order of their first cause."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
+        self._found: dict[str, None] = {}
 
     def add(self, sentence: str) -> None:
         """Add a sentence; {line} stands for the current line of the program."""
-        text = sentence.replace("{line}", program_line(sys._getframe(1)))
-        self._counts[text] = self._counts.get(text, 0) + 1
+        self._found[sentence.replace("{line}", program_line(sys._getframe(1)))] = None
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """The sentences."""
-        return tuple(self._counts)
+        return tuple(self._found)
 
 
 # ---- Failures ----------------------------------------------------------------------------
@@ -140,8 +141,7 @@ def line_of(error: BaseException) -> str:
     """The innermost line of the program that an exception came through."""
     traceback, found, last = error.__traceback__, "", ""
     while traceback is not None:
-        code = traceback.tb_frame.f_code
-        last = f"{os.path.basename(reader_name(code.co_filename))}:{traceback.tb_lineno}"
+        last = _at(traceback.tb_frame.f_code, traceback.tb_lineno)
         if not is_library(traceback.tb_frame):
             found = last
         traceback = traceback.tb_next

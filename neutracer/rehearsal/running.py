@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -72,10 +72,7 @@ class Run:
                 f"strategy={self.strategy!r} spreads models that the step gets as arguments, and "
                 "it gets none: pass them, or let the program spread them itself"
             )
-        with ExitStack() as stack:
-            room = {"devices": max(self.world_size, 1), "capacity": self.capacity}
-            tracing = stack.enter_context(pretending(self.card, self.requests, **room))
-            stack.enter_context(_marked(self, tracing))
+        with self.pretending() as tracing:
             try:
                 given = placed(args) if args else ()
                 if self.strategy is not None:
@@ -85,6 +82,13 @@ class Run:
                 self.failure = sentence(error)
             self.keep(tracing)
         gc.collect()
+
+    @contextmanager
+    def pretending(self) -> Iterator[Tracing]:
+        """PyTorch with the card; requests bear their modules, where that was asked for."""
+        room = {"devices": self.world_size, "capacity": self.capacity}
+        with pretending(self.card, self.requests, **room) as tracing, _marked(self, tracing):
+            yield tracing
 
     def keep(self, tracing: Tracing) -> None:
         """Keep the assumptions of a rehearsal."""
@@ -104,17 +108,13 @@ class Run:
             self.steps_done += 1
             self.requests.annotate("END", f"step {number}")
 
-    def _outside(self) -> dict[str, tuple[int, int]]:
-        context = self.card.context_bytes
-        found = {"CUDA's context": (context, context)}
-        if self.world_size > 1:
-            found["NCCL"] = nccl_bytes(self.world_size)
-        return found
-
     def snapshot(self, *, whole: bool = False) -> Snapshot:
         """The snapshot that a recorder would have written at the end; the whole one is that of a
         device on which nothing fails."""
         needed, ranges = self.requests.bounds(self.settings, self.capacity)
+        outside = {"CUDA's context": (self.card.context_bytes,) * 2}
+        if self.world_size > 1:
+            outside["NCCL"] = nccl_bytes(self.world_size)
         facts = Rehearsed(
             device=self.card.name,
             capacity_bytes=self.capacity,
@@ -128,7 +128,7 @@ class Run:
             stopped=self.failure,
             world_size=self.world_size,
             strategy=self.strategy,
-            outside=self._outside(),
+            outside=outside,
         )
         return self.requests.run(self.settings, ENDLESS if whole else self.capacity, facts)
 
@@ -227,8 +227,8 @@ class _Unwritten:
             return False
         return not full.startswith(("/dev/", "/proc/"))
 
-    def note(self, path: Any) -> None:
-        self.notes.add(f"{os.fsdecode(path)} would be written.")
+    def note(self, path: Any, what: str = "written") -> None:
+        self.notes.add(f"{os.fsdecode(path)} would be {what}.")
 
     def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if not _WRITING & set(mode) or not self._is_ours(file):
@@ -246,30 +246,16 @@ class _Unwritten:
         if isinstance(f, str | os.PathLike):
             self.note(f)
 
-    def making(self, plain: Any) -> Callable[..., None]:
-        def make(name: Any, *args: Any, **kwargs: Any) -> None:
-            if not self._exists(name):
-                self.note(name)
-
-        return self._unless_temporary(plain, make)
-
     def changing(self, plain: Any, what: str, at: int = 0) -> Callable[..., Any]:
-        """Stands in for a function that changes the file its argument `at` names."""
+        """Stands in for a function that changes, or makes, the file its argument `at` names."""
 
         def change(*args: Any, **kwargs: Any) -> Any:
-            self.notes.add(f"{os.fsdecode(args[at])} would be {what}.")
-
-        return self._unless_temporary(plain, change, at)
-
-    def _unless_temporary(
-        self, plain: Any, instead: Callable[..., Any], at: int = 0
-    ) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
             if len(args) <= at or not self._is_ours(args[at]):
                 return plain(*args, **kwargs)
-            return instead(*args, **kwargs)
+            if what != "made" or not self._exists(args[at]):
+                self.note(args[at], "written" if what == "made" else what)
 
-        return run
+        return change
 
     def keeper(self, at: int) -> Callable[..., None]:
         """Stands in for a library function that saves to its argument number `at`."""
@@ -278,11 +264,7 @@ class _Unwritten:
             names = ("save_directory", "filename", "output_dir", "filepath")
             given = [kwargs[name] for name in names if kwargs.get(name) is not None]
             path = args[at] if len(args) > at else (given or [None])[0]
-            self.notes.add(
-                "a checkpoint would be written."
-                if not isinstance(path, str | bytes | os.PathLike)
-                else f"{os.fsdecode(path)} would be written."
-            )
+            self.note(path if isinstance(path, str | bytes | os.PathLike) else "a checkpoint")
 
         return save
 
@@ -292,20 +274,25 @@ class _Unwritten:
             (io, "open", self.open),
             (os, "open", self.os_open),
             (torch, "save", self.save),
-            (os, "mkdir", self.making(os.mkdir)),
-            (os, "makedirs", self.making(os.makedirs)),
-            (shutil, "rmtree", self.changing(shutil.rmtree, "removed")),
-            (shutil, "move", self.changing(shutil.move, "written", 1)),
         ]
-        for name in ("remove", "unlink", "rmdir"):
-            found.append((os, name, self.changing(getattr(os, name), "removed")))
-        for name in ("rename", "replace"):
-            found.append((os, name, self.changing(getattr(os, name), "written", 1)))
+        for owner, names, what, at in _CHANGERS:
+            for name in names:
+                found.append((owner, name, self.changing(getattr(owner, name), what, at)))
         if importlib.util.find_spec("safetensors") is not None:
             tensors = importlib.import_module("safetensors.torch")
             found.append((tensors, "save_file", self.keeper(1)))
         return found
 
+
+#: Functions that change files: their module and names, what becomes of the file, and which argument
+#: names it.
+_CHANGERS: tuple[tuple[Any, tuple[str, ...], str, int], ...] = (
+    (os, ("mkdir", "makedirs"), "made", 0),
+    (os, ("remove", "unlink", "rmdir"), "removed", 0),
+    (os, ("rename", "replace"), "written", 1),
+    (shutil, ("rmtree",), "removed", 0),
+    (shutil, ("move",), "written", 1),
+)
 
 #: Library methods that save a model, with the position of the path: they read tensors' memory, or
 #: write from another language.
@@ -316,13 +303,6 @@ _SAVING = (
     ("lightning.pytorch.trainer.trainer", "Trainer", "save_checkpoint", 1),
     ("pytorch_lightning.trainer.trainer", "Trainer", "save_checkpoint", 1),
 )
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module.partition(".")[0]) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 @contextmanager
@@ -337,7 +317,10 @@ def unwritten(notes: Notes) -> Iterator[list[Patch]]:
             setattr(found, name, instead.keeper(at))
 
         for one in _SAVING:
-            if _is_there(one[0]):
+            package = None
+            with suppress(ImportError, ValueError):
+                package = importlib.util.find_spec(one[0].partition(".")[0])
+            if package is not None:
                 stack.callback(when_imported(one[0], partial(patch, *one)))
         yield instead.patches()
 
@@ -417,11 +400,9 @@ def rehearse_script(
     """
     found: list[BaseException] = []
     exits: list[BaseException] = []
-    room = {"devices": max(run.world_size, 1), "capacity": run.capacity}
     with ExitStack() as stack:
         stack.callback(os.chdir, os.getcwd())
-        tracing = stack.enter_context(pretending(run.card, run.requests, **room))
-        stack.enter_context(_marked(run, tracing))
+        tracing = stack.enter_context(run.pretending())
 
         def leave_now() -> None:
             stack.close()

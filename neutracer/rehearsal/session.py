@@ -144,9 +144,6 @@ class _Face:
             uuid="",
         )
 
-    def set_device(self, device: Any) -> None:
-        self.exchange(device)
-
     def exchange(self, device: Any) -> int:
         """Make a device the current one, which a negative number does not; the one before."""
         found = torch.device(device) if isinstance(device, str) else device
@@ -187,18 +184,14 @@ class _Face:
         self.tracing.requests.peak_bytes = self.tracing.requests.live_bytes
 
     def functions(self) -> dict[str, Any]:
-        found = self._functions()
-        return {**found, **{name: self.checked(found[name]) for name in _OF_A_DEVICE}}
-
-    def _functions(self) -> dict[str, Any]:
         requests = self.tracing.requests
-        return {
+        found: dict[str, Any] = {
             **dict.fromkeys(_NO_OPS, _nothing),
             "is_available": lambda: True,
             "is_initialized": lambda: True,
             "device_count": lambda: self.devices,
             "current_device": lambda: self.index,
-            "set_device": self.set_device,
+            "set_device": self.exchange,
             "_exchange_device": self.exchange,
             "_maybe_exchange_device": self.exchange,
             "get_device_name": lambda device=None: self.card.name,
@@ -231,11 +224,7 @@ class _Face:
             "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
             "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)] * self.devices,
         }
-
-
-def _is_acceptable(tensor: Any) -> bool:
-    floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    return tensor.device.type == "cuda" and tensor.dtype in floats
+        return {**found, **{name: self.checked(found[name]) for name in _OF_A_DEVICE}}
 
 
 def patches(
@@ -255,6 +244,11 @@ def patches(
     import torch.cuda.random
 
     found: list[tuple[Any, str, Any]] = []
+    floats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+    def is_acceptable(tensor: Any) -> bool:
+        return tensor.device.type == "cuda" and tensor.dtype in floats
+
     face = _Face(card, tracing, devices, capacity)
     for name, value in face.functions().items():
         for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
@@ -267,7 +261,7 @@ def patches(
         (torch.cuda.amp.common, "amp_definitely_not_available", lambda: False),
         (torch.backends.cudnn, "is_available", lambda: True),
         (torch.backends.cudnn, "version", lambda: cudnn),
-        (torch.backends.cudnn, "is_acceptable", _is_acceptable),
+        (torch.backends.cudnn, "is_acceptable", is_acceptable),
         # It would allocate on a real device, and needs its context.
         (torch._subclasses.fake_tensor, "init_gpu_context", _nothing),
         (torch.Tensor, "record_stream", _nothing),
@@ -348,10 +342,6 @@ _TYPES = (
 )
 
 
-def _no(tensor: object) -> bool:
-    return False
-
-
 @contextmanager
 def as_real() -> Iterator[None]:
     """Libraries, whenever they are imported, take fake tensors for real ones."""
@@ -362,7 +352,7 @@ def as_real() -> Iterator[None]:
             plain = getattr(found, name, None)
             if plain is not None:
                 stack.callback(setattr, found, name, plain)
-                setattr(found, name, _no)
+                setattr(found, name, lambda tensor: False)
 
         for name, types in _TYPES:
             # In place: others add types of their own to it, which stay.
@@ -406,12 +396,15 @@ class Replica(nn.Module):  # type: ignore[misc]
         self.gradient_as_bucket_view = gradient_as_bucket_view
         most = _BUCKET if bucket_cap_mb is None else int(bucket_cap_mb * (1 << 20))
         trained = [p for p in module.parameters() if p.requires_grad]
-        self._buckets = [_bucket(group) for group in _grouped(trained, most)]
-        for bucket, group in self._buckets:
-            for parameter in group:
-                parameter.register_post_accumulate_grad_hook(partial(_reduce, bucket))
-                if gradient_as_bucket_view:
-                    _give(parameter, bucket)
+        self._buckets = []
+        with torch.no_grad():
+            for group in _grouped(trained, most):
+                bucket = group[0].new_empty(sum(p.numel() for p in group))
+                self._buckets.append(bucket)
+                for parameter in group:
+                    parameter.register_post_accumulate_grad_hook(partial(_reduce, bucket))
+                    if gradient_as_bucket_view:
+                        parameter.grad = bucket[: parameter.numel()].view(parameter.shape)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's."""
@@ -444,19 +437,9 @@ def _grouped(parameters: list[nn.Parameter], most: int) -> Iterator[list[nn.Para
         yield group
 
 
-def _bucket(group: list[nn.Parameter]) -> tuple[Tensor, list[nn.Parameter]]:
-    with torch.no_grad():
-        return group[0].new_empty(sum(p.numel() for p in group)), group
-
-
 def _reduce(bucket: Tensor, parameter: nn.Parameter) -> None:
     """Use a bucket, as the copy of a gradient into it and its reduction would."""
     bucket[:0].zero_()
-
-
-def _give(parameter: nn.Parameter, bucket: Tensor) -> None:
-    with torch.no_grad():
-        parameter.grad = bucket[: parameter.numel()].view(parameter.shape)
 
 
 @contextmanager

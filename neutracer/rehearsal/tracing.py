@@ -146,11 +146,6 @@ def _add(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return aten.detach.default(args[0])
 
 
-def _plain_ctc(mode: Any, func: Any, args: Any, kwargs: Any) -> bool:
-    """False: cuDNN computes the CTC loss only with targets on the CPU."""
-    return False
-
-
 def _ctc_loss(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The CTC loss, and alpha with a blank on either side of each target."""
     likely, targets = args[0], args[1]
@@ -160,13 +155,10 @@ def _ctc_loss(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return likely.new_empty((batch,)), kept
 
 
-def _ctc_loss_backward(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return args[1].new_empty(args[1].shape)
-
-
-def _in_place(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """In-place changes of lists; unscaled gradients are finite."""
-    return None
+def _overloads(*names: str) -> list[Any]:
+    """All overloads of some operators, those that this release has."""
+    packets = [getattr(aten, name) for name in names if hasattr(aten, name)]
+    return [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
 
 
 REPLACED: dict[Any, Callable[..., Any]] = {
@@ -186,22 +178,19 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     aten.unique_consecutive.default: _unique,
     aten.bincount.default: _bincount,
     aten.repeat_interleave.Tensor: _repeat,
-    **{
-        getattr(getattr(aten, name), overload): _plain_ctc
-        for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")
-        if hasattr(aten, name)
-        for overload in getattr(aten, name).overloads()
-    },
+    # cuDNN computes the CTC loss only with targets on the CPU.
+    **dict.fromkeys(_overloads("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"), lambda *call: False),
     **dict.fromkeys((aten._ctc_loss.default, aten._ctc_loss.Tensor), _ctc_loss),
     **dict.fromkeys(
-        (aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor), _ctc_loss_backward
+        (aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor),
+        lambda mode, func, args, kwargs: args[1].new_empty(args[1].shape),
     ),
-    aten._amp_foreach_non_finite_check_and_unscale_.default: _in_place,
-    **{
-        getattr(getattr(aten, name), overload): _in_place
-        for name in ("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_")
-        for overload in getattr(aten, name).overloads()
-    },
+    # In-place changes of lists; unscaled gradients are finite.
+    aten._amp_foreach_non_finite_check_and_unscale_.default: lambda *call: None,
+    **dict.fromkeys(
+        _overloads("_fused_sgd_", "_fused_adagrad_", "_fused_adam_", "_fused_adamw_"),
+        lambda *call: None,
+    ),
 }
 
 
@@ -284,8 +273,9 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
                 raise UnsupportedOperatorException(func) from error
             raise
         used = self._used(func, args, kwargs, result)
-        if is_in_place:
-            self._pass_on(args[0].untyped_storage(), result.untyped_storage())
+        # The sum replaces what it was added to.
+        if is_in_place and (found := self._handles.pop(args[0].untyped_storage()._cdata, None)):
+            self._keep(result.untyped_storage(), found[0])
         try:
             self.note(func, args, kwargs, result)
         except torch.OutOfMemoryError:
@@ -359,25 +349,20 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
         nbytes = storage.nbytes()
         if not nbytes:
             return
-        handle = self.requests.alloc(nbytes, stack, self.stream, bounds=self._bounds.pop(key, None))
-        # PyTorch keeps a storage's Python object as long as the storage itself.
-        self._handles[key] = handle, weakref.ref(storage, self._ending(key, handle))
+        bounds = self._bounds.pop(key, None)
+        self._keep(storage, self.requests.alloc(nbytes, stack, self.stream, bounds=bounds))
 
-    def _pass_on(self, one: Any, other: Any) -> None:
-        """Hands one storage's request on to the storage that replaces it."""
-        found = self._handles.pop(one._cdata, None)
-        if found is not None:
-            key, handle = other._cdata, found[0]
-            self._handles[key] = handle, weakref.ref(other, self._ending(key, handle))
+    def _keep(self, storage: Any, handle: int) -> None:
+        """A storage has a request, to its end: PyTorch keeps its Python object as long."""
+        key = storage._cdata
 
-    def _ending(self, key: int, handle: int) -> Callable[[Any], None]:
         def end(_: Any) -> None:
             if self._handles.get(key, (0, None))[0] == handle:
                 del self._handles[key]
                 if not self.is_closed:
                     self.requests.free(handle, self.requests.stacks.here())
 
-        return end
+        self._handles[key] = handle, weakref.ref(storage, end)
 
     def handle(self, tensor: Tensor) -> int:
         """The handle of a tensor's request; 0 if it has none."""
@@ -395,12 +380,10 @@ class Tracing(TorchDispatchMode):  # type: ignore[misc]
 
     def resized(self, storage: Any, nbytes: int) -> None:
         """Record a storage resized in place."""
-        key = storage._cdata
         stack = self.requests.stacks.here()
-        self.requests.free(self._handles.pop(key)[0], stack)
+        self.requests.free(self._handles.pop(storage._cdata)[0], stack)
         # An empty one is still known, so that it is noted when it grows again.
-        handle = self.requests.alloc(nbytes, stack, self.stream) if nbytes else 0
-        self._handles[key] = handle, weakref.ref(storage, self._ending(key, handle))
+        self._keep(storage, self.requests.alloc(nbytes, stack, self.stream) if nbytes else 0)
 
     def close(self) -> None:
         """Stop recording."""
@@ -499,9 +482,7 @@ def _fake_ctc_loss(plain: Any) -> Any:
 
     def ctc_loss(likely: Tensor, targets: Tensor, *rest: Any) -> Any:
         lengths = [
-            one.to(likely.device)
-            if isinstance(one, Tensor)
-            else torch.tensor(one).to(likely.device)
+            (one if isinstance(one, Tensor) else torch.tensor(one)).to(likely.device)
             for one in rest[:2]
         ]
         return plain(likely, targets, *lengths, *rest[2:])

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,16 +42,6 @@ _COUNTS = frozenset({aten.sum.default, aten.count_nonzero.default})
 def known_truth(value: Any) -> bool | None:
     """The value of every element of a boolean tensor; None if unknown."""
     return value.__dict__.get(_NAME) if isinstance(value, FakeTensor) else None
-
-
-def keep_truth(tensor: Tensor, truth: bool) -> None:
-    """Set the value of every element of a boolean tensor."""
-    tensor.__dict__[_NAME] = truth
-
-
-def lose_truth(tensor: Tensor) -> None:
-    """A tensor was written to."""
-    tensor.__dict__.pop(_NAME, None)
 
 
 def truth_of(func: Any, args: Any) -> bool | None:
@@ -119,19 +110,19 @@ _CHOICES = frozenset(
 )
 
 
+@dataclass
 class _Validity:
     """Whether the values in a storage are valid; shared by its views."""
 
-    def __init__(self) -> None:
-        self.is_good = True
-        self.is_made_up = False
+    is_good: bool = True
+    is_made_up: bool = False
 
 
-class Known:
+class Known(NamedTuple):
     """The values of a fake tensor."""
 
-    def __init__(self, real: Tensor, validity: _Validity) -> None:
-        self.real, self.validity = real, validity
+    real: Tensor
+    validity: _Validity
 
 
 def known_of(value: Tensor) -> Known | None:
@@ -172,10 +163,9 @@ class Values:
         if func in _BLANK:
             return self._blank(func(*args, **kwargs))
         known = [known_of(tensor) for tensor in tensors]
-        is_known = None not in known
         mutates = func._schema.is_mutable
-        if not is_known:
-            result = func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if None in known:
             if mutates:
                 self.forget(func, args, kwargs)
             elif func in _CHOICES:
@@ -183,13 +173,15 @@ class Values:
             elif isinstance(result, FakeTensor):
                 self._judge(func, args, result)
             return result
-        result = func(*args, **kwargs)
-        for out in tensors_in(result):
+        outputs = tensors_in(result)
+        for out in outputs:
             # Fake tensors' own constants would be computed on the device.
             if isinstance(out, FakeTensor) and out.constant is not None:
                 out.constant = None
-        if self._is_small(result) and all(k is None or _is_few(k.real) for k in known):
-            self._compute(func, args, kwargs, result, [k for k in known if k is not None])
+        values = [k for k in known if k is not None]
+        is_small = all(isinstance(out, FakeTensor) and _is_few(out) for out in outputs)
+        if is_small and all(_is_few(k.real) for k in values):
+            self._compute(func, args, kwargs, result, values)
         elif mutates:
             self.forget(func, args, kwargs)
         return result
@@ -210,31 +202,23 @@ class Values:
         if found is None:
             return
         if not _is_few(result):
-            keep_truth(result, bool(found))
+            result.__dict__[_NAME] = bool(found)
             return
         with torch._C._DisableTorchDispatch():
             value = torch.full(tuple(result.shape), found, dtype=result.dtype)
         self.make_up(result, value)
 
-    def _is_small(self, result: Any) -> bool:
-        outputs = tensors_in(result)
-        return all(isinstance(out, FakeTensor) and _is_few(out) for out in outputs)
-
     def forget(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Forget the values of the arguments that an operator writes to."""
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                self._drop(value)
-        for argument in func._schema.arguments[len(args) :]:
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                self._drop(kwargs.get(argument.name))
-
-    def _drop(self, value: Any) -> None:
-        for tensor in tensors_in(value):
-            found = tensor.__dict__.get(_VALUE_NAME) if isinstance(tensor, FakeTensor) else None
-            if found is not None:
-                found.validity.is_good = False
-            lose_truth(tensor)
+        for at, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            value = args[at] if at < len(args) else kwargs.get(argument.name)
+            for tensor in tensors_in(value):
+                known = isinstance(tensor, FakeTensor) and tensor.__dict__.get(_VALUE_NAME)
+                if known:
+                    known.validity.is_good = False
+                tensor.__dict__.pop(_NAME, None)
 
     def _compute(
         self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, known: list[Known]
@@ -256,11 +240,8 @@ class Values:
             if out.shape != value.shape:
                 continue
             validity = by_storage.get(value.untyped_storage()._cdata)
-            if validity is None:
-                validity = _Validity()
-                validity.is_made_up = made_up
             if isinstance(out, FakeTensor):
-                out.__dict__[_VALUE_NAME] = Known(value, validity)
+                out.__dict__[_VALUE_NAME] = Known(value, validity or _Validity(True, made_up))
 
     def _choose(self, func: Any, args: Any, result: Any) -> None:
         """Makes up indices evenly spread over the choices."""
@@ -286,10 +267,8 @@ class Values:
 
     def make_up(self, fake: Tensor, value: Tensor) -> None:
         """Give a tensor plausible values."""
-        validity = _Validity()
-        validity.is_made_up = True
         if isinstance(fake, FakeTensor):
-            fake.__dict__[_VALUE_NAME] = Known(value, validity)
+            fake.__dict__[_VALUE_NAME] = Known(value, _Validity(is_made_up=True))
 
 
 def _real(value: Any) -> Any:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -181,57 +181,54 @@ def plain_tensors(tensors: TensorBlocks) -> dict[str, dict[str, list[int]]]:
     return plain
 
 
-def _tensors(plain: Iterable[Mapping[str, Any]]) -> TensorBlocks:
-    first = next(iter(plain), {})
-    # In the JSON of an out-of-memory report the process's facts are under "process".
+def _of_process(plain: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """A fact on the process, which the JSON of an out-of-memory report has under "process"."""
+    first = plain[0] if plain else {}
     process = first.get("process", first)
-    by_device = process.get("tensors") if isinstance(process, dict) else None
+    return process.get(name) if isinstance(process, dict) else None
+
+
+def _by_device(facts: object) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The numbers of devices, and what a part of the JSON has of each."""
+    for device, one in facts.items() if isinstance(facts, dict) else ():
+        if device.isdecimal() and len(device) <= 4 and isinstance(one, dict):
+            yield int(device), one
+
+
+def _tensors(plain: Sequence[Mapping[str, Any]]) -> TensorBlocks:
     found: dict[int, dict[int, str]] = {}
-    for device, by_category in by_device.items() if isinstance(by_device, dict) else ():
-        if not device.isdecimal() or len(device) > 4 or not isinstance(by_category, dict):
-            continue
+    for device, by_category in _by_device(_of_process(plain, "tensors")):
         for category in TENSOR_CATEGORIES:
             addresses = by_category.get(category)
             for address in addresses if isinstance(addresses, list) else ():
                 if isinstance(address, int):
-                    found.setdefault(int(device), {})[address] = category
+                    found.setdefault(device, {})[address] = category
     return found
 
 
-def _libraries(plain: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+def _libraries(plain: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Each frame of a file is compared with each of these: a long list is not ours."""
-    first = next(iter(plain), {})
-    process = first.get("process", first)
-    listed = process.get("libraries") if isinstance(process, dict) else None
+    listed = _of_process(plain, "libraries")
     folders = listed[:_MOST_FOLDERS] if isinstance(listed, list) else ()
     return tuple(one for one in folders if isinstance(one, str) and one.strip("/"))
 
 
-def _ooms(plain: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-    ooms = next(iter(plain), {}).get("ooms")
+def _ooms(plain: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    ooms = plain[0].get("ooms") if plain else None
     return tuple(one for one in ooms if isinstance(one, dict)) if isinstance(ooms, list) else ()
 
 
-def _holders(plain: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, str]]:
-    by_device = next(iter(plain), {}).get("holders")
-    found = {}
-    for device, lines in by_device.items() if isinstance(by_device, dict) else ():
-        if device.isdecimal() and len(device) <= 4 and isinstance(lines, dict):
-            found[int(device)] = {
-                line: holder for line, holder in lines.items() if isinstance(holder, str)
-            }
-    return found
+def _holders(plain: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, str]]:
+    return {
+        device: {line: holder for line, holder in lines.items() if isinstance(holder, str)}
+        for device, lines in _by_device(plain[0].get("holders") if plain else None)
+    }
 
 
-def _rooms(plain: Iterable[Mapping[str, Any]]) -> dict[int, DeviceRoom]:
+def _rooms(plain: Sequence[Mapping[str, Any]]) -> dict[int, DeviceRoom]:
     first = next((one for one in plain if one.get("schema") == SIDECAR_SCHEMA), {})
-    devices = first.get("devices")
-    found = {}
-    for device, facts in devices.items() if isinstance(devices, dict) else ():
-        room = device_room(facts) if isinstance(facts, dict) else None
-        if room is not None and device.isdecimal() and len(device) <= 4:
-            found[int(device)] = room
-    return found
+    rooms = {device: device_room(facts) for device, facts in _by_device(first.get("devices"))}
+    return {device: room for device, room in rooms.items() if room is not None}
 
 
 def device_room(facts: Mapping[str, Any]) -> DeviceRoom | None:
@@ -254,7 +251,7 @@ def _count(value: object) -> int | None:
     return value if 0 <= value < 1 << 60 else None
 
 
-def _oom(plain: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | str | None:
+def _oom(plain: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | str | None:
     """The facts of the first out-of-memory error."""
     for one in plain:
         oom = one.get("oom")

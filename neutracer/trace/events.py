@@ -14,7 +14,7 @@ from neutracer.arguments import number, number_pair, whole_number
 from neutracer.render.report import PlainRow
 from neutracer.trace.flaws import WINDOW, Caveat
 from neutracer.trace.stacks import NONE, ForwardTexts, Stacks
-from neutracer.trace.table import Column, Table, constant
+from neutracer.trace.table import Column, Table, columns_of, constant
 from neutracer.units import format_bytes, format_count, format_duration_us
 
 # ---- Devices -----------------------------------------------------------------------------
@@ -96,16 +96,15 @@ def event_table(
     columns = {
         "device": Column(lambda: _devices(traces)),
         "action": Column(lambda: c["action"], names=actions),
-        "addr": Column(lambda: c["addr"]),
-        "size": Column(lambda: c["size"]),
-        "stream": Column(lambda: c["stream"]),
+        **columns_of(c, "addr", "size", "stream"),
         "time_us": Column(optional("time_us", "q", 0)),
         "device_free": Column(optional("device_free", "Q", 0)),
         "pool_first": Column(optional("pool_first", "Q", 0)),
         "pool_second": Column(optional("pool_second", "Q", 0)),
-        "compile_context": Column(optional("compile_context", "I", NONE), strings, NONE),
-        "user_metadata": Column(optional("user_metadata", "I", NONE), strings, NONE),
-        "internal_metadata": Column(optional("internal_metadata", "I", NONE), strings, NONE),
+        **{
+            name: Column(optional(name, "I", NONE), strings, NONE)
+            for name in ("compile_context", "user_metadata", "internal_metadata")
+        },
         "forward_frames": Column(
             optional("forward", "I", NONE), ForwardTexts(stacks) if "forward" in c else (), NONE
         ),
@@ -126,8 +125,7 @@ def annotation_table(c: Mapping[str, core.Column], strings: Sequence[str], stack
     columns = {
         "stage": Column(lambda: c["stage"], names=_STAGES),
         "name": Column(lambda: c["name"], names=strings, null=NONE),
-        "device": Column(lambda: c["device"]),
-        "time_us": Column(lambda: c["time_us"]),
+        **columns_of(c, "device", "time_us"),
     }
     return Table("annotation", columns, len(c["stage"]), stacks)
 

@@ -189,10 +189,6 @@ class _Window(Protocol):
     def caveat(self, origin: str) -> Caveat: ...
 
 
-class _Rehearsed(Protocol):
-    def caveat(self) -> Caveat: ...
-
-
 class _Read(Protocol):
     origin: str
     beside: Beside
@@ -202,7 +198,7 @@ class _Read(Protocol):
     @property
     def flaws(self) -> tuple[Flaw, ...]: ...
     @property
-    def rehearsed(self) -> _Rehearsed | None: ...
+    def rehearsed(self) -> Rehearsed | None: ...
     @property
     def window(self) -> _Window | None: ...
 

@@ -104,7 +104,10 @@ def _says(filename: str, name: str) -> int:
     path = "/" + filename.replace("\\", "/")
     owner = origin_of(filename).owner
     if owner is not Owner.TORCH:
-        return int(_role_outside(path, name)) | _bits_outside(owner, name)
+        # A comprehension is its function's.
+        outside = owner in (Owner.OWN, Owner.LIBRARY) and not _COMPREHENSION.match(name)
+        said = int(_role_outside(path, name)) | _OUTSIDE * outside | _INIT * (name == "__init__")
+        return said | _REVERSE * (name == "backward")
     # Files of PyTorch in a folder that is not called so are what it generates.
     _, _, inside = path.rpartition("/torch/")
     said = _TORCH | int(_role_in_torch(inside, name))
@@ -112,13 +115,6 @@ def _says(filename: str, name: str) -> int:
         said |= _APPLIES
     if name == "step" and inside.startswith("optim/"):
         said |= _ALGORITHM
-    return said | _REVERSE * (name == "backward")
-
-
-def _bits_outside(owner: Owner, name: str) -> int:
-    # A comprehension is its function's.
-    outside = owner in (Owner.OWN, Owner.LIBRARY) and not _COMPREHENSION.match(name)
-    said = _OUTSIDE * outside | _INIT * (name == "__init__")
     return said | _REVERSE * (name == "backward")
 
 

@@ -7,7 +7,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
@@ -42,7 +42,6 @@ from neutracer.trace.events import (
     window_of,
 )
 from neutracer.trace.flaws import (
-    Caveat,
     Flaw,
     Rehearsed,
     caveats_of,
@@ -59,32 +58,6 @@ from neutracer.trace.timeline import Timeline, block_table, named_stats, segment
 # ---- Summary -----------------------------------------------------------------------------
 
 _HINT = "Totals only. For details: neutracer.view(snapshot), or .timeline() and .blocks."
-
-
-def summary_html(
-    devices: Iterable[tuple[str, Mapping[str, int], int]],
-    caveats: Iterable[Caveat],
-    origin: str = "",
-) -> str:
-    """The totals of a snapshot as safe HTML."""
-    entries = tuple(
-        Entry(Severity(one.severity), one.message, "", tuple(map(Note, one.details)))
-        for one in caveats
-    )
-    blocks: list[Block] = [Findings(entries)] if entries else []
-    for device, stats, events in devices:
-        figures = (
-            ("allocated", Figure.bytes(stats["allocated_bytes.all.current"])),
-            ("reserved", Figure.bytes(stats["reserved_bytes.all.current"])),
-            ("events", Figure.count(events)),
-        )
-        blocks.append(KeyValues(device, figures))
-    blocks.append(Paragraph(_HINT))
-    name, kind = os.path.basename(origin), "PyTorch snapshot"
-    page = Document(name or kind, (kind,) if name else (), tuple(blocks))
-    from neutracer.render.html import inline_html
-
-    return inline_html(page)
 
 
 # Events that PyTorch's recorder adds on every device, whether the program uses it or not.
@@ -528,11 +501,24 @@ class Snapshot:
         return f"<Snapshot: {', '.join(parts)}{partial}{window}>"
 
     def _repr_html_(self) -> str:
-        stats = [
-            (self.device_name(one), self.memory_stats(one), self.trace_length(one))
-            for one in self.devices
-        ]
-        return summary_html(stats, caveats_of(self), self.origin)
+        from neutracer.render.html import inline_html
+
+        entries = tuple(
+            Entry(Severity(one.severity), one.message, "", tuple(map(Note, one.details)))
+            for one in caveats_of(self)
+        )
+        blocks: list[Block] = [Findings(entries)] if entries else []
+        for device in self.devices:
+            stats = self.memory_stats(device)
+            figures = (
+                ("allocated", Figure.bytes(stats["allocated_bytes.all.current"])),
+                ("reserved", Figure.bytes(stats["reserved_bytes.all.current"])),
+                ("events", Figure.count(self.trace_length(device))),
+            )
+            blocks.append(KeyValues(self.device_name(device), figures))
+        name, kind = os.path.basename(self.origin), "PyTorch snapshot"
+        page = (*blocks, Paragraph(_HINT))
+        return inline_html(Document(name or kind, (kind,) if name else (), page))
 
 
 def settings_words(settings: str, *, is_stated: bool) -> str:

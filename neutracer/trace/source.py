@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO, Protocol, cast
 
 from neutracer import units
@@ -105,7 +106,8 @@ def memory_bound() -> int:
 
 def free_share(root: str) -> int:
     """`memory_bound` without the cache; `root` is the folder of /proc and /sys."""
-    found = (_machine(root), _address_space(root), *_groups(root))
+    machine = _field(_read(Path(root, "proc/meminfo")), "MemAvailable:")
+    found = (machine, _address_space(root), *_groups(root))
     frees = [free for free in found if free is not None]
     return int(max(0, min(frees)) * _SHARE) if frees else _UNKNOWN
 
@@ -115,7 +117,8 @@ def bounded_process(limit: int) -> Iterator[None]:
     """Allow this process at most `limit` more bytes within the block: further allocations raise
     MemoryError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = _own_data() + limit + _SLACK
+    own = _field(_read(Path("/proc/self/status")), "VmData:") or 0
+    wanted = own + limit + _SLACK
     most = [one for one in (soft, hard) if one != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_DATA, (min(wanted, *most, sys.maxsize), hard))
     # Without room for a thread, OpenBLAS raises SIGINT; it is not used for computing here.
@@ -149,10 +152,6 @@ def _field(text: str, name: str) -> int | None:
     return None
 
 
-def _machine(root: str) -> int | None:
-    return _field(_read(Path(root, "proc/meminfo")), "MemAvailable:")
-
-
 def _address_space(root: str) -> int | None:
     """The remaining address space of this process."""
     used = _field(_read(Path(root, "proc/self/status")), "VmSize:")
@@ -162,45 +161,38 @@ def _address_space(root: str) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft - used
 
 
-def _own_data() -> int:
-    return _field(_read(Path("/proc/self/status")), "VmData:") or 0
-
-
 def _groups(root: str) -> Iterator[int | None]:
     """The room in each control group around this process."""
     for line in _read(Path(root, "proc/self/cgroup")).splitlines():
         number, controllers, name = [*line.split(":", 2), "", ""][:3]
         if number == "0" and not controllers:
-            yield from _levels(Path(root, "sys/fs/cgroup"), name, _left_v2)
+            yield from _levels(Path(root, "sys/fs/cgroup"), name, _GROUP_FILES[2])
         elif "memory" in controllers.split(","):
-            yield from _levels(Path(root, "sys/fs/cgroup/memory"), name, _left_v1)
+            yield from _levels(Path(root, "sys/fs/cgroup/memory"), name, _GROUP_FILES[1])
 
 
-def _levels(mount: Path, name: str, left: Callable[[Path], int | None]) -> Iterator[int | None]:
+# By the version of control groups: the files of the limit and of what is in use, and the line of
+# memory.stat that says how much of that is reclaimable page cache.
+_GROUP_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+
+
+def _levels(mount: Path, name: str, files: tuple[str, str, str]) -> Iterator[int | None]:
     """The room in the group `name` and its parents; in a container, `mount` is the group itself."""
     folder = mount / name.lstrip("/")
     if ".." in folder.parts:  # a group outside of the mount
         folder = mount
     while folder != mount:
-        yield left(folder)
+        yield _left(folder, *files)
         folder = folder.parent
-    yield left(mount)
+    yield _left(mount, *files)
 
 
-def _left_v2(folder: Path) -> int | None:
-    most = _number(_read(folder / "memory.max"))
-    used = _number(_read(folder / "memory.current"))
-    return _left(folder, most, used, "inactive_file")
-
-
-def _left_v1(folder: Path) -> int | None:
-    most = _number(_read(folder / "memory.limit_in_bytes"))
-    used = _number(_read(folder / "memory.usage_in_bytes"))
-    return _left(folder, most, used, "total_inactive_file")
-
-
-def _left(folder: Path, most: int | None, used: int | None, cache: str) -> int | None:
-    """The rest of `most`, counting reclaimable page cache as free."""
+def _left(folder: Path, limit: str, usage: str, cache: str) -> int | None:
+    """The rest of a group's limit, counting reclaimable page cache as free."""
+    most, used = _number(_read(folder / limit)), _number(_read(folder / usage))
     if most is None or used is None:
         return None
     lines = (line.split() for line in _read(folder / "memory.stat").splitlines())
@@ -260,8 +252,7 @@ class _Display:
 def say_working() -> None:
     """Say that a command is under way, where no line shows how far it is."""
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write("neutracer: working: this takes more than a few seconds\n")
-        sys.stderr.flush()
+        _draw("neutracer: working: this takes more than a few seconds\n")
 
 
 _display: _Display | None = None
@@ -275,15 +266,7 @@ def _line() -> tuple[Callable[[str], object], Callable[[], object]]:
         with contextlib.suppress(ImportError):
             return _rich_line()
 
-    def show(text: str) -> None:
-        sys.stderr.write(f"\r{text:<60.60}")
-        sys.stderr.flush()
-
-    def end() -> None:
-        sys.stderr.write(_ERASE)
-        sys.stderr.flush()
-
-    return show, end
+    return (lambda text: _draw(f"\r{text:<60.60}")), (lambda: _draw(_ERASE))
 
 
 def _rich_line() -> tuple[Callable[[str], object], Callable[[], object]]:
@@ -340,24 +323,19 @@ def reporting(
     if callable(progress):
         yield progress
     elif progress is None and _display is not None:
-        yield _tell_read
+        yield lambda done: tell(f"read {units.format_bytes(done)}")
         tell("working")
     elif progress or (progress is None and _is_long(source) and sys.stderr.isatty()):
         try:
-            yield _show
+            yield lambda done: _draw(f"\rread {units.format_bytes(done)}   ")
         finally:
-            sys.stderr.write(_ERASE)
-            sys.stderr.flush()
+            _draw(_ERASE)
     else:
         yield None
 
 
-def _tell_read(done: int) -> None:
-    tell(f"read {units.format_bytes(done)}")
-
-
-def _show(done: int) -> None:
-    sys.stderr.write(f"\rread {units.format_bytes(done)}   ")
+def _draw(text: str) -> None:
+    sys.stderr.write(text)
     sys.stderr.flush()
 
 
@@ -529,18 +507,11 @@ class _Frames(Unpacked):
 
         super().__init__(stream, "zstd", (zstandard.ZstdError,))
         self._frames = zstandard.ZstdDecompressor().stream_reader(
-            cast(Any, _Source(self._take)), read_across_frames=True
+            cast(Any, SimpleNamespace(read=self._take)), read_across_frames=True
         )
 
     def _produce(self, count: int) -> bytes:
         return bytes(self._frames.read(count))
-
-
-class _Source:
-    """A function as the object with `read(n)` that zstandard wants."""
-
-    def __init__(self, read: Callable[[int], bytes]) -> None:
-        self.read = read
 
 
 class _Members(Unpacked):

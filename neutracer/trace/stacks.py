@@ -148,10 +148,6 @@ class Stacks:
         """All frames, by frame id."""
         return self._frames
 
-    def frame(self, frame: int) -> Frame:
-        """The frame of a frame id."""
-        return self._frames[frame]
-
     def innermost(self, stack: int) -> Frame:
         """The innermost frame of a stack id that has one."""
         return self._frames[self._innermost[stack]]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple, cast, overload
+from typing import Any, cast, overload
 
 from neutracer._native import core
 from neutracer.arguments import several, whole_number
@@ -23,16 +23,6 @@ from neutracer.trace.stacks import Frame, Stacks
 # ---- Frames ------------------------------------------------------------------------------
 
 
-class Series(NamedTuple):
-    """One column for a data frame; as `Column`, with numbers for `make` and values for `names`."""
-
-    name: str
-    numbers: memoryview
-    values: Sequence[Any] | None
-    null: int | None
-    is_flag: bool
-
-
 def _module(name: str) -> Any:
     try:
         return import_module(name)
@@ -40,18 +30,18 @@ def _module(name: str) -> Any:
         raise missing(name) from None
 
 
-def pandas_frame(columns: Iterable[Series]) -> Any:
-    """A `pandas.DataFrame` of some columns, which are copied."""
+def pandas_frame(columns: Mapping[str, tuple[memoryview, Column]]) -> Any:
+    """A `pandas.DataFrame` of columns, each with the numbers of its rows, which are copied."""
     pandas = _module("pandas")
     numpy = import_module("numpy")
 
-    def filled(column: Series) -> Any:
-        numbers = numpy.asarray(column.numbers)
-        if column.values is not None:
+    def filled(rows: memoryview, column: Column) -> Any:
+        numbers = numpy.asarray(rows)
+        if column.names is not None:
             used, codes = numpy.unique(numbers, return_inverse=True)
             values = numpy.empty(len(used), dtype=object)
             for at, code in enumerate(used.tolist()):
-                values[at] = None if code == column.null else column.values[code]
+                values[at] = None if code == column.null else column.names[code]
             return values[codes]
         if column.null is not None:
             return pandas.arrays.IntegerArray(numbers.copy(), numbers == column.null)
@@ -61,12 +51,7 @@ def pandas_frame(columns: Iterable[Series]) -> Any:
         fits = numbers.dtype == "uint64" and not (numbers >> 63).any()
         return numbers.astype("int64") if fits else numbers.copy()
 
-    return pandas.DataFrame({column.name: filled(column) for column in columns})
-
-
-def polars_frame(table: object) -> Any:
-    """A `polars.DataFrame` of what speaks Arrow's C stream interface."""
-    return _module("polars").DataFrame(table)
+    return pandas.DataFrame({name: filled(*one) for name, one in columns.items()})
 
 
 # ---- Table -------------------------------------------------------------------------------
@@ -117,6 +102,11 @@ class Column:
 def constant(code: str, value: int, count: int) -> Callable[[], array[int]]:
     """A column that holds one number: for keys that the file does not have."""
     return lambda: array(code, [value]) * count
+
+
+def columns_of(c: Mapping[str, Any], *names: str) -> dict[str, Column]:
+    """Columns of plain numbers by their own names, from the core's."""
+    return {name: Column(partial(c.__getitem__, name)) for name in names}
 
 
 class Row(Unchanging, Mapping[str, Any], instead="send row.to_dict()"):
@@ -365,7 +355,10 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
         Raises:
             UnavailableError: pandas is not installed.
         """
-        return pandas_frame(self._series(name) for name in self._columns)
+        columns = dict(self._columns)
+        if "stack" in columns and self._stacks is not None:
+            columns["stack"] = replace(columns["stack"], names=cast(Any, self._stacks), null=None)
+        return pandas_frame({name: (self.codes(name), one) for name, one in columns.items()})
 
     def to_polars(self) -> Any:
         """The table as a `polars.DataFrame`; of a stack it has the number.
@@ -373,15 +366,7 @@ class Table(Unchanging, instead="send table.to_dict(), or what pyarrow.table(tab
         Raises:
             UnavailableError: polars is not installed.
         """
-        return polars_frame(self)
-
-    def _series(self, name: str) -> Series:
-        column = self._columns[name]
-        values: Any = column.names
-        null = column.null
-        if name == "stack" and self._stacks is not None:
-            values, null = self._stacks, None
-        return Series(name, self.codes(name), values, null, column.is_flag)
+        return _module("polars").DataFrame(self)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         """The table for Arrow's C stream interface; numbers are not copied."""

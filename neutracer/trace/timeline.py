@@ -36,7 +36,7 @@ from neutracer.trace.stacks import (
     forward_stack,
     place_of,
 )
-from neutracer.trace.table import Column, Table
+from neutracer.trace.table import Column, Table, columns_of
 from neutracer.trace.uses import use_columns
 
 _NUMBER = re.compile(r"\d+")
@@ -117,7 +117,7 @@ def steps_of(timeline: core.Timeline, stacks: Stacks) -> Steps:
 
 def _line(stacks: Stacks, number: int) -> str:
     """The line of a frame id: "train.py:73"."""
-    frame = stacks.frame(number)
+    frame = stacks.frames[number]
     return f"{frame.filename.rpartition('/')[2]}:{frame.line}"
 
 
@@ -161,35 +161,22 @@ class Layout(Unchanging, instead="send the snapshot, and ask its timeline() for 
 
 def segment_table(c: Mapping[str, core.Column], stacks: Stacks) -> Table:
     """The table of a layout's segments."""
+    sizes = ("total_size", "allocated_size", "active_size", "requested_size")
     columns = {
-        name: Column(cast(Callable[[], Any], lambda name=name: c[name]))
-        for name in (
-            "device",
-            "address",
-            "total_size",
-            "allocated_size",
-            "active_size",
-            "requested_size",
-            "stream",
-        )
+        **columns_of(c, "device", "address", *sizes, "stream"),
+        "segment_type": Column(lambda: c["kind"], names=_SEGMENT_TYPES),
+        **columns_of(c, "pool_first", "pool_second"),
+        "is_expandable": Column(lambda: c["is_expandable"], is_flag=True),
+        "stack": Column(lambda: c["stack"], null=NONE),
+        **columns_of(c, "block_first", "block_count"),
     }
-    columns["segment_type"] = Column(lambda: c["kind"], names=_SEGMENT_TYPES)
-    columns["pool_first"] = Column(lambda: c["pool_first"])
-    columns["pool_second"] = Column(lambda: c["pool_second"])
-    columns["is_expandable"] = Column(lambda: c["is_expandable"], is_flag=True)
-    columns["stack"] = Column(lambda: c["stack"], null=NONE)
-    columns["block_first"] = Column(lambda: c["block_first"])
-    columns["block_count"] = Column(lambda: c["block_count"])
     pairs = {"segment_pool_id": ("pool_first", "pool_second")}
     return Table("segment", columns, len(c["address"]), stacks, pairs)
 
 
 def block_table(c: Mapping[str, core.Column], stacks: Stacks) -> Table:
     """The table of a layout's blocks."""
-    columns = {
-        name: Column(cast(Callable[[], Any], lambda name=name: c[name]))
-        for name in ("segment", "address", "size", "requested_size")
-    }
+    columns = columns_of(c, "segment", "address", "size", "requested_size")
     columns["state"] = Column(lambda: c["state"], names=_STATES)
     columns["stack"] = Column(lambda: c["stack"], null=NONE)
     return Table("block", columns, len(c["address"]), stacks)
@@ -359,7 +346,8 @@ class Groups:
             if text.startswith(MODULE_MARK)
         }
 
-    def _module(self, row: int) -> str:
+    def module_of(self, row: int) -> str:
+        """The module of an allocation."""
         event = self._rows.codes("alloc_event")[row]
         if event < 0:
             return NO_MODULE
@@ -418,10 +406,7 @@ class Groups:
             return self._backward[at][2]
         return UNKNOWN_PLACE
 
-    def _place(self, row: int) -> str:
-        return str(self.place_of(row))
-
-    def _by_place(self, event: int) -> Iterator[tuple[Place, int, int, int]]:
+    def by_place(self, event: int) -> Iterator[tuple[Place, int, int, int]]:
         nameless, left = set(), [0, 0, 0]
         for stack, count, nbytes, requested in self._native.holders(event, _NUMBERS["stack"]):
             place = self._places[stack]
@@ -462,7 +447,7 @@ class Groups:
         if by == "module":
             return self._held_by_module(event)
         if by == "place":
-            rows = self._by_place(event)
+            rows = self.by_place(event)
             return merged((str(place), n, asked, count) for place, n, asked, count in rows)
         if by == "stack":
             found = self._native.holders(event, _NUMBERS["stack"])
@@ -472,21 +457,17 @@ class Groups:
             for frame, count, nbytes, requested in self._native.holders(event, _NUMBERS[by])
         )
 
-    def held_by_place(self, event: int) -> list[tuple[Place, int, int, int]]:
-        """`held` by place."""
-        return merged(self._by_place(event))
-
     def _frame_name(self, by: str, number: int) -> str:
         if number == NONE:
             return NO_STACK
-        frame = self._stacks.frame(number)
+        frame = self._stacks.frames[number]
         if by == "function":
             return f"{frame.name} ({frame.filename})"
         return f"{frame.filename}:{frame.line}" if frame.line else frame.filename or frame.name
 
     def _held_by_module(self, event: int) -> list[_Row]:
         size, asked = self._rows.codes("size"), self._rows.codes("requested_size")
-        return merged((self._module(row), size[row], asked[row], 1) for row in self._live(event))
+        return merged((self.module_of(row), size[row], asked[row], 1) for row in self._live(event))
 
     def held_by_module(self, event: int) -> dict[str, int]:
         """The allocated bytes after an event by module, most first; empty without modules."""
@@ -494,15 +475,8 @@ class Groups:
             return {}
         return {name: nbytes for name, nbytes, _, _ in self._held_by_module(event)}
 
-    def by_module(self, peak: int, limit: int) -> Table:
-        """The table of `Timeline.by_module`."""
-        return self._ranked(self._module, peak, limit)
-
-    def by_place(self, peak: int, limit: int) -> Table:
-        """The table of `Timeline.by_place`."""
-        return self._ranked(self._place, peak, limit)
-
-    def _ranked(self, name: Callable[[int], str], peak: int, limit: int) -> Table:
+    def ranked(self, name: Callable[[int], str], peak: int, limit: int) -> Table:
+        """The bytes after each event by the names of rows, those with the most at the peak."""
         limit = whole_number("limit", limit, least=1)
         if limit > _MOST_COLUMNS:
             raise ValueError(f"limit is {limit}: it must be {_MOST_COLUMNS} at most")
@@ -521,9 +495,8 @@ class Groups:
             "event": Column(lambda: array("q", range(count))),
             "time_us": Column(lambda: self._events["time_us"]),
         }
-        for at, name in enumerate(names):
-            part = series[at * count : (at + 1) * count]
-            columns[name] = Column(cast("Callable[[], Any]", lambda part=part: part))
+        parts = {name: series[at * count :][:count] for at, name in enumerate(names)}
+        columns |= columns_of(parts, *names)
         return Table("event", columns, count)
 
     def alive(self, event: int) -> Table:
@@ -588,10 +561,12 @@ def allocation_table(
     places: Places,
 ) -> Table:
     """The table of `Timeline.allocations`, from the core's columns."""
-    names = (name for name in c if name != "stack")
-    columns = {n: Column(cast("Callable[[], Any]", lambda n=n: c[n])) for n in names}
-    for name, numbers in zip(("first_use_event", "last_use_event"), uses or (), strict=False):
-        columns[name] = Column(cast("Callable[[], Any]", lambda numbers=numbers: numbers))
+    columns = columns_of(c, *(name for name in c if name != "stack"))
+    if uses is not None:
+        columns |= {
+            "first_use_event": Column(lambda: uses[0]),
+            "last_use_event": Column(lambda: uses[1]),
+        }
     columns["version"] = Column(lambda: _versions(c["address"]))
     columns["stack"] = Column(lambda: c["stack"], null=NONE)
     columns["category"] = Column(lambda: decided.categories.codes, names=CATEGORIES)
@@ -603,15 +578,13 @@ def allocation_table(
 def segment_lives(c: Mapping[str, Any], stacks: Stacks) -> Table:
     """The table of `Timeline.segments`, from the core's columns."""
     columns = {
-        name: Column(cast(Callable[[], Any], lambda name=name: c[name]))
-        for name in ("address", "size", "stream", "pool_first", "pool_second")
+        **columns_of(c, "address", "size", "stream", "pool_first", "pool_second"),
+        "segment_type": Column(lambda: c["kind"], names=_SEGMENT_TYPES),
+        "is_expandable": Column(lambda: c["is_expandable"], is_flag=True),
+        "pool_known": Column(lambda: c["pool_known"], is_flag=True),
+        **columns_of(c, "alloc_event", "free_event"),
+        "stack": Column(lambda: c["stack"], null=NONE),
     }
-    columns["segment_type"] = Column(lambda: c["kind"], names=("small", "large"))
-    columns["is_expandable"] = Column(lambda: c["is_expandable"], is_flag=True)
-    columns["pool_known"] = Column(lambda: c["pool_known"], is_flag=True)
-    columns["alloc_event"] = Column(lambda: c["alloc_event"])
-    columns["free_event"] = Column(lambda: c["free_event"])
-    columns["stack"] = Column(lambda: c["stack"], null=NONE)
     pairs = {"segment_pool_id": ("pool_first", "pool_second")}
     return Table("segment", columns, len(c["address"]), stacks, pairs)
 
@@ -883,7 +856,7 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         """Places with their allocated bytes, requested bytes and allocations after an event, most
         bytes first; for other parts of neutracer."""
         at = self._native.peak(0)[0] if event is None else self._event(event)
-        return self._groups.held_by_place(at)
+        return merged(self._groups.by_place(at))
 
     def place_of_allocation(self, row: int) -> Place:
         """The place of a row of `allocations`, as `held_by_place` has it."""
@@ -950,11 +923,12 @@ class Timeline(Unchanging, instead="send the snapshot, and ask that for its time
         Raises:
             ValueError: `limit` is not 1 to 100.
         """
-        return self._groups.by_place(self.peak().event, limit)
+        groups = self._groups
+        return groups.ranked(lambda row: str(groups.place_of(row)), self.peak().event, limit)
 
     def by_module(self, limit: int = 10) -> Table:
         """The allocated bytes after each event by module; as `by_place`."""
-        return self._groups.by_module(self.peak().event, limit)
+        return self._groups.ranked(self._groups.module_of, self.peak().event, limit)
 
     def churn(self) -> list[Churn]:
         """The allocations of each stack over the trace, most bytes first."""

@@ -74,7 +74,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_skill_is_short_and_has_its_front_matter() -> None:
     assert len(TEXT.splitlines()) <= 120
     front = re.match(r"---\nname: neutracer\ndescription: (.+)\n---\n", TEXT)
-    assert front is not None
     assert len(front[1]) <= 1024
     # Commands are named whole, and exist.
     assert {one.split()[1] for one in EXAMPLES} <= set(COMMANDS)

@@ -22,7 +22,6 @@ from places import HELPERS
 from waiting import PATIENCE, wait_for
 
 import neutracer
-import neutracer.run.attach as processes
 import neutracer.run.attach as remote
 import neutracer.run.begin as remote_begin
 from neutracer.cli.main import main
@@ -81,10 +80,10 @@ STATE = (
     "'__init__' in vars(torch.OutOfMemoryError), gc.isenabled(), signal.set_wakeup_fd(-1)]"
 )
 
-needs_remote_exec = pytest.mark.skipif(
-    not hasattr(sys, "remote_exec") or not os.path.isdir("/proc/self"),
-    reason="needs sys.remote_exec (Python 3.14), and a /proc",
-)
+
+def need_remote_exec():
+    if not hasattr(sys, "remote_exec") or not os.path.isdir("/proc/self"):
+        pytest.skip("needs sys.remote_exec (Python 3.14), and a /proc")
 
 
 class Target:
@@ -119,7 +118,9 @@ class Target:
 
 @pytest.fixture
 def environment(tmp_path):
-    """Where the fake torch is found, and temporary files go, in a folder of the test's own."""
+    """Where the fake torch is found, and temporary files go, in a folder of the test's own; a test
+    that starts a program, or attaches to one, needs a Python that can."""
+    need_remote_exec()
     (tmp_path / "torch.py").write_text(TORCH + METERED)
     (tmp_path / "tmp").mkdir()
     where = os.pathsep.join(map(str, (tmp_path, HELPERS, *sys.path)))
@@ -196,7 +197,6 @@ def is_as_before(target, before):
 # ---- what is asked for ------------------------------------------------------------------
 
 
-@needs_remote_exec
 def test_report_of_a_program_that_runs(start, attach):
     target = start()
     before = target.ask(STATE)
@@ -216,7 +216,6 @@ def test_report_of_a_program_that_runs(start, attach):
     assert target.end() == ""
 
 
-@needs_remote_exec
 def test_recording_begins_in_the_middle_and_ends(start, attach):
     target = start()
     before = target.ask(STATE)
@@ -237,14 +236,12 @@ def test_recording_begins_in_the_middle_and_ends(start, attach):
     assert target.end() == ""
 
 
-@needs_remote_exec
 def test_recording_says_that_its_history_is_not_complete(start, attach):
     done = attach(start().pid, "--record", "0.1")
     assert "history begins late" in done.stdout
     assert "1 block was there before the first event" in done.stdout
 
 
-@needs_remote_exec
 def test_watch_tells_what_comes_until_it_is_ended(start, attach):
     target = start()
     before = target.ask(STATE)
@@ -275,7 +272,6 @@ def test_watch_tells_what_comes_until_it_is_ended(start, attach):
     assert target.end() == ""
 
 
-@needs_remote_exec
 def test_report_during_a_watch_has_its_history(start, attach):
     target = start()
     assert attach(target.pid, "--watch").returncode == 0
@@ -284,7 +280,6 @@ def test_report_during_a_watch_has_its_history(start, attach):
     assert plain["watching"] == str(attach.caller / "neutracer-run")
 
 
-@needs_remote_exec
 def test_last_report_before_a_watch_is_ended(start, attach):
     target = start()
     attach(target.pid, "--watch")
@@ -293,7 +288,6 @@ def test_last_report_before_a_watch_is_ended(start, attach):
     assert plain["ended"] == ["the watch"]
 
 
-@needs_remote_exec
 def test_watch_on_again_after_it_was_ended(start, attach):
     target = start()
     before = target.ask(STATE)
@@ -303,7 +297,6 @@ def test_watch_on_again_after_it_was_ended(start, attach):
     assert is_as_before(target, before)
 
 
-@needs_remote_exec
 def test_metrics_are_served_until_they_are_ended(start, attach):
     pytest.importorskip("prometheus_client")
     target = start()
@@ -321,7 +314,6 @@ def test_metrics_are_served_until_they_are_ended(start, attach):
     assert target.end() == ""
 
 
-@needs_remote_exec
 def test_one_command_begins_several(start, attach):
     pytest.importorskip("prometheus_client")
     target = start()
@@ -335,7 +327,6 @@ def test_one_command_begins_several(start, attach):
     assert ended == ["the watch", "the metrics"]
 
 
-@needs_remote_exec
 def test_what_fails_in_the_middle_leaves_nothing_on(start, attach):
     pytest.importorskip("prometheus_client")
     target, other = start(), start()
@@ -346,7 +337,6 @@ def test_what_fails_in_the_middle_leaves_nothing_on(start, attach):
     assert is_as_before(target, before)
 
 
-@needs_remote_exec
 def test_rank_is_told(start, attach):
     target = start(more={"RANK": "3", "WORLD_SIZE": "8"})
     assert "program.py   rank 3 of 8 · process" in attach(target.pid).stdout
@@ -356,7 +346,6 @@ def test_rank_is_told(start, attach):
 # ---- programs of all kinds --------------------------------------------------------------
 
 
-@needs_remote_exec
 def test_program_without_neutracer_gets_that_of_the_command(start, attach, tmp_path):
     # Without its packages, a Python has no neutracer.
     paths = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(HELPERS)!r}]\n"
@@ -375,7 +364,6 @@ def test_program_without_neutracer_gets_that_of_the_command(start, attach, tmp_p
     assert target.end() == ""
 
 
-@needs_remote_exec
 def test_program_under_run_is_not_watched_twice(start, attach):
     command = (sys.executable, "-m", "neutracer", "run", "-o", "out")
     target = start(command=command)
@@ -387,7 +375,6 @@ def test_program_under_run_is_not_watched_twice(start, attach):
     assert plain["overview"]["devices"][0]["events"] > 0
 
 
-@needs_remote_exec
 def test_second_watch_is_refused_and_the_first_stays(start, attach):
     target = start()
     attach(target.pid, "--watch", "-o", "first")
@@ -399,7 +386,6 @@ def test_second_watch_is_refused_and_the_first_stays(start, attach):
     assert {path.parent.name for path in attach.written(".txt")} == {"first"}
 
 
-@needs_remote_exec
 def test_child_of_a_fork_is_another_program(start, attach):
     # The child goes on in a loop of its own, without a thread that reads.
     split = "def split():\n    child = os.fork()\n    while not child: step()\n    return child\n"
@@ -421,7 +407,6 @@ def test_child_of_a_fork_is_another_program(start, attach):
         os.kill(child, signal.SIGKILL)
 
 
-@needs_remote_exec
 @pytest.mark.parametrize(
     "taken",
     [
@@ -443,7 +428,6 @@ def test_signal_of_the_program_is_left_to_it(start, attach, taken):
     assert is_as_before(target, before)
 
 
-@needs_remote_exec
 def test_command_that_is_interrupted_leaves_nothing(start, attach, environment):
     target = start()
     before = target.ask(STATE)
@@ -465,7 +449,6 @@ def test_command_that_is_interrupted_leaves_nothing(start, attach, environment):
     assert target.end() == ""
 
 
-@needs_remote_exec
 def test_program_that_ends_meanwhile_is_told(start, attach, environment):
     target = start()
     process = subprocess.Popen(
@@ -503,7 +486,6 @@ def test_older_python_is_told_what_to_do(monkeypatch, capsys):
     )
 
 
-@needs_remote_exec
 @pytest.mark.parametrize(
     ("torch", "use", "said"),
     [
@@ -522,7 +504,6 @@ def test_program_without_cuda_is_told(start, attach, tmp_path, torch, use, said,
     assert target.end() == ""
 
 
-@needs_remote_exec
 def test_missing_process_is_told(start, attach):
     target = start()
     target.end()
@@ -530,16 +511,14 @@ def test_missing_process_is_told(start, attach):
     assert refused(attach(1 << 40)) == f"there is no process {1 << 40}"
 
 
-@needs_remote_exec
 def test_dead_process_is_told(start, attach):
     target = start("print('ready', flush=True)")
-    assert wait_for(lambda: processes.has_ended(target.pid))
+    assert wait_for(lambda: remote.has_ended(target.pid))
     assert refused(attach(target.pid)) == (
         f"process {target.pid} has ended (its parent has not reaped it)"
     )
 
 
-@needs_remote_exec
 def test_stopped_process_is_told(start, attach):
     target = start()
     os.kill(target.pid, signal.SIGSTOP)
@@ -549,7 +528,6 @@ def test_stopped_process_is_told(start, attach):
     )
 
 
-@needs_remote_exec
 def test_another_users_process_is_told(start, attach):
     if os.geteuid():
         pid, owner = 1, "root"
@@ -561,14 +539,12 @@ def test_another_users_process_is_told(start, attach):
     )
 
 
-@needs_remote_exec
 def test_thread_is_told(start, attach):
     target = start()
     thread = target.ask("[one.native_id for one in threading.enumerate()][1]")
     assert refused(attach(thread)) == f"{thread} is a thread of process {target.pid}, not a process"
 
 
-@needs_remote_exec
 def test_program_that_is_not_python_is_told(attach, start):
     sleeping = subprocess.Popen(["sleep", "1000"])
     try:
@@ -589,7 +565,6 @@ def other_python():
     pytest.skip("there is no other Python here")
 
 
-@needs_remote_exec
 def test_program_of_another_python_is_told(start, attach):
     python, minor = other_python()
     target = start(
@@ -603,7 +578,6 @@ def test_program_of_another_python_is_told(start, attach):
     assert what in said
 
 
-@needs_remote_exec
 def test_program_that_lets_nobody_in_is_told(start, attach):
     for target in (
         start(more={"PYTHON_DISABLE_REMOTE_DEBUG": "1"}),
@@ -616,30 +590,28 @@ def test_program_that_lets_nobody_in_is_told(start, attach):
         )
 
 
-@needs_remote_exec
 def test_python_that_may_look_into_nobody_is_told(start, attach):
     said = refused(attach(start().pid, more={"PYTHON_DISABLE_REMOTE_DEBUG": "1"}))
     assert said.startswith("attaching with this Python is not available: it was built without")
 
 
-@needs_remote_exec
 def test_command_itself_is_no_target(capsys):
+    need_remote_exec()
     assert main(["attach", str(os.getpid())]) == 2
     assert capsys.readouterr().err == f"neutracer: process {os.getpid()} is this command itself\n"
 
 
 def test_ptrace_scope_is_told(monkeypatch, tmp_path):
     (tmp_path / "scope").write_text("1\n")
-    monkeypatch.setattr(processes, "_YAMA", str(tmp_path / "scope"))
+    monkeypatch.setattr(remote, "_YAMA", str(tmp_path / "scope"))
     error = RuntimeError("can't")
     error.__cause__ = PermissionError(1, "Operation not permitted")
     assert "as root, 'sysctl kernel.yama.ptrace_scope=0'" in remote._reason(7, error)
-    monkeypatch.setattr(processes, "_YAMA", str(tmp_path / "none"))
+    monkeypatch.setattr(remote, "_YAMA", str(tmp_path / "none"))
     assert "'--cap-add SYS_PTRACE'" in remote._reason(7, error)
     assert remote._reason(7, ValueError("odd")) == "process 7 can't be reached: odd"
 
 
-@needs_remote_exec
 def test_program_that_hides_its_memory_is_told(start, attach, tmp_path, environment, request):
     if os.geteuid():
         pytest.skip("root may be anybody; nobody else may")
@@ -674,7 +646,6 @@ def test_program_that_hides_its_memory_is_told(start, attach, tmp_path, environm
     )
 
 
-@needs_remote_exec
 def test_program_with_other_files_is_told(start, attach, tmp_path):
     if os.geteuid():
         pytest.skip("only root may give a program another root")
@@ -686,12 +657,11 @@ def test_program_with_other_files_is_told(start, attach, tmp_path):
     )
 
 
-@needs_remote_exec
 def test_program_in_c_code_is_told_and_not_bothered(start, attach):
     wait = "os.read(0, 1)\nprint('back', flush=True)\nwhile True"
     text = LOOP.replace("while True", wait)
     target = start(text.replace("threading.Thread(target=read, daemon=True).start()", ""))
-    assert wait_for(lambda: processes._state(target.pid) == "S")
+    assert wait_for(lambda: remote._state(target.pid) == "S")
     said = refused(attach(target.pid, "--watch", "--wait", "0.5"))
     assert said == (
         f"the main thread of process {target.pid} has not returned to Python in 0.5 s: it is "
@@ -705,7 +675,6 @@ def test_program_in_c_code_is_told_and_not_bothered(start, attach):
     assert target.end() == ""
 
 
-@needs_remote_exec
 def test_unwritable_folder_is_told(start, attach):
     (attach.caller / "out").write_text("in the way")
     target = start()
@@ -767,10 +736,10 @@ def test_neutracer_of_another_build_is_not_imported(tmp_path):
 
 
 def test_other_user_is_named_by_number_where_he_has_no_name():
-    assert processes._user(4_000_000_001) == "user 4000000001"
+    assert remote._user(4_000_000_001) == "user 4000000001"
 
 
 def test_reachable_is_a_process_of_this_user():
-    processes.check_reachable(os.getppid())
+    remote.check_reachable(os.getppid())
     with pytest.raises(NeutracerError, match="this command itself"):
-        processes.check_reachable(os.getpid())
+        remote.check_reachable(os.getpid())

@@ -41,17 +41,3 @@ def test_findings_decide_the_exit_code(tmp_path: Path, capsys: Capture) -> None:
     assert main(["diff", "--fail-on", "severe", before, after]) == 0
     assert main(["diff", "--fail-on", "info", before, before]) == 0
     assert "64 MiB new" in capsys.readouterr().out
-
-
-def test_bad_input_gives_two_and_a_reason(capsys: Capture) -> None:
-    assert main(["diff", "no/such/file", HEALTHY]) == 2
-    assert "No such file" in capsys.readouterr().err
-    assert main(["diff", HEALTHY, "--device", "5", LATE]) == 2
-    assert "no device 5" in capsys.readouterr().err
-
-
-def test_help_shows_an_example(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["diff", "--help"])
-    assert caught.value.code == 0
-    assert "neutracer diff --fail-on serious" in capsys.readouterr().out

@@ -15,7 +15,6 @@ from oom_snapshots import checkered, full
 from neutracer.cli.main import main
 
 FRAG = str(DATA / "frag_default.pickle")
-HEALTHY = str(DATA / "train_resnet_healthy.pickle.xz")
 
 Capture = pytest.CaptureFixture[str]
 
@@ -55,10 +54,6 @@ def test_fail_on_takes_verdicts_and_severities(capsys: Capture) -> None:
     assert main(["explain", FRAG, "--fail-on", "fragmentation"]) == 1
     assert main(["explain", FRAG, "--fail-on", "leak,cycle_garbage"]) == 0
     assert main(["explain", FRAG, "--fail-on", "severe"]) == 1
-    with pytest.raises(SystemExit) as caught:
-        main(["explain", FRAG, "--fail-on", "badness"])
-    assert caught.value.code == 2
-    assert "'badness' is not one of" in capsys.readouterr().err
 
 
 def test_request_is_answered(capsys: Capture) -> None:
@@ -84,26 +79,6 @@ def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch, capsys: Capture
     monkeypatch.setattr(sys, "stdin", stream)
     assert main(["explain", "-"]) == 0
     assert "fragmentation" in capsys.readouterr().out
-
-
-def test_bad_input_gives_two_and_a_reason(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["explain", HEALTHY]) == 2
-    assert "no request failed in this snapshot" in capsys.readouterr().err
-    assert main(["explain", "no/such/file"]) == 2
-    assert "No such file" in capsys.readouterr().err
-    assert main(["explain", FRAG, "--event", "3"]) == 2
-    assert (
-        "event 3 is not an out-of-memory event; this file has one: 2374" in capsys.readouterr().err
-    )
-    assert main(["explain", FRAG, "--capacity", "much"]) == 2
-    assert "not a size" in capsys.readouterr().err
-
-
-def test_help_shows_an_example(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["explain", "--help"])
-    assert caught.value.code == 0
-    assert "neutracer explain old.pickle --capacity 24GiB" in capsys.readouterr().out
 
 
 def test_damaged_json_beside_is_a_finding(tmp_path: Path, capsys: Capture) -> None:

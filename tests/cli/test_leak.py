@@ -47,23 +47,3 @@ def test_verdict_decides_the_exit_code(capsys: Capture) -> None:
     assert main(["leak", LEAK, "--fail-on", "serious"]) == 1
     assert main(["leak", HEALTHY, "--fail-on", "leak,severe"]) == 0
     capsys.readouterr()
-
-
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["no.pickle", LEAK], "no.pickle: No such file"),
-        ([LEAK, "--step-us", "0"], "it must be a step's length in microseconds"),
-        ([LEAK, "--steps", "a,b"], "'a,b' is not a list of event numbers"),
-        ([LEAK, "--fail-on", "leek"], "'leek' is not one of leak, "),
-        ([LEAK, "--capacity", "24"], "--capacity 24 is 24 bytes"),
-    ],
-)
-def test_bad_input_gives_two_and_a_reason(words: list[str], hint: str, capsys: Capture) -> None:
-    try:
-        code = main(["leak", *words])
-    except SystemExit as ending:
-        code = int(str(ending.code))
-    captured = capsys.readouterr()
-    assert (code, captured.out) == (2, "")
-    assert hint in captured.err

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -14,8 +13,6 @@ from typing import Any
 
 import pytest
 from small_snapshots import BASE, FRAME, MIB, block, dumped, event, one_program, segment
-
-pytestmark = pytest.mark.skipif(not hasattr(os, "wait4"), reason="no wait4")
 
 #: Most bytes of memory per byte of the files that are read, beside what small ones take.
 MOST = 20

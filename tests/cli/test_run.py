@@ -252,7 +252,6 @@ def test_error_that_a_library_catches_is_no_failure(run):
     assert "out of memory:" not in shown
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs SIGUSR2")
 def test_signal_writes_a_report(run):
     text = (
         "import os, pathlib, signal, time, torch\n"
@@ -285,7 +284,6 @@ def test_reports_come_at_intervals(run):
     assert len(written(run, "-interval.pickle")) >= 2
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forked_workers_write_nothing(run):
     text = (
         "import os, sys, torch\n"
@@ -303,10 +301,6 @@ def test_forked_workers_write_nothing(run):
     assert len(written(run, ".pickle")) == 1
 
 
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-
-
-@needs_fork
 def test_forked_child_ends_without_report(run):
     text = (
         "import os, sys, torch\n"
@@ -323,7 +317,6 @@ def test_forked_child_ends_without_report(run):
     assert len(written(run, ".pickle")) == 1
 
 
-@needs_fork
 def test_child_that_imports_torch_is_left_alone(run):
     text = (
         "import os, sys\n"
@@ -370,7 +363,6 @@ def test_page_is_written_at_one_go(run, tmp_path):
     assert page.endswith(b"-exit.pickle\n   in        neutracer-run\n")
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="needs SIGUSR2")
 def test_signal_during_the_last_report_is_survived(run):
     text = (
         "import os, signal, torch\n"
@@ -511,7 +503,6 @@ def test_programs_own_handler_of_termination_is_kept(run):
     assert written(run, "-terminated.pickle") == []
 
 
-@needs_fork
 def test_terminated_child_leaves_the_parent_alone(run):
     text = (
         "import os, signal, time, torch\n"

@@ -77,38 +77,11 @@ def test_json_has_the_schemas(capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out)["schema"] == "neutracer.recommend/1"
 
 
-def test_bad_input_gives_two_and_a_reason(capsys: Capture) -> None:
-    assert main(["what-if", FRAG, "--set", "expandble_segments:True"]) == 2
-    assert "unknown key" in capsys.readouterr().err
-    assert main(["what-if", FRAG, "--capacity", "much"]) == 2
-    assert "not a size" in capsys.readouterr().err
-    assert main(["what-if", "no/such/file"]) == 2
-    assert "No such file" in capsys.readouterr().err
-    assert main(["what-if", FRAG, "--device", "3"]) == 2
-    assert "no device 3" in capsys.readouterr().err
-    assert main(["what-if", FRAG, "--set", "per_process_memory_fraction:0.5"]) == 2
-    assert "give its size with capacity= (or --capacity)" in capsys.readouterr().err
-
-
 def test_batch_can_be_changed(capsys: Capture) -> None:
     assert main(["what-if", HEALTHY, "--batch", "2", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["is_changed"]
     assert plan["schema"] == "neutracer.what_if/1"
-
-
-def test_help_shows_an_example(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["what-if", "--help"])
-    assert caught.value.code == 0
-    assert "neutracer what-if snapshot.pickle --capacity 24GiB" in capsys.readouterr().out
-
-
-def test_check_and_settings_exclude_each_other(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["what-if", FRAG, "--check", "--set", ""])
-    assert caught.value.code == 2
-    assert "not allowed with" in capsys.readouterr().err
 
 
 def test_picture_shows_what_would_have_been(capsys: Capture, tmp_path: Path) -> None:

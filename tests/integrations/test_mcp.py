@@ -92,7 +92,6 @@ def test_ten_questions_are_answered_as_the_truth_has_them() -> None:
     for (name, arguments, wanted), text in zip(questions, texts, strict=True):
         assert re.search(wanted, text), (name, arguments, text)
     found = re.search(r"(\d+) KiB per step", texts[6])
-    assert found is not None
     assert int(found[1]) * 1024 == pytest.approx(rate, rel=0.5)
 
 

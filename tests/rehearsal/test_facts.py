@@ -29,12 +29,10 @@ def convolution(channels: int = 64, side: int = 56) -> Any:
 
 def test_measured_convolutions_are_no_ranges() -> None:
     measured = neutracer.rehearse(convolution(), device="H100").rehearsed
-    assert measured is not None
     assert not measured.operators
     low, high = measured.ranges["peak_allocated_bytes"]
     assert low < high < 1.02 * low
     rule = neutracer.rehearse(convolution(72), device="H100").rehearsed
-    assert rule is not None
     low, high = rule.ranges["peak_allocated_bytes"]
     assert low < high
     assert "aten.convolution" in rule.operators
@@ -254,7 +252,6 @@ for _ in range(3):
     assert names == ["kept.txt", "old", "rehearsed.pickle", "write.py"]
     assert (tmp_path / "kept.txt").read_text() == "as it was"
     snap = neutracer.load(tmp_path / "rehearsed.pickle")
-    assert snap.rehearsed is not None
     notes = " ".join(snap.rehearsed.notes)
     for said in ("runs/one", "log.txt", "raw.bin", "moved.txt would be written", "old would be"):
         assert said in notes

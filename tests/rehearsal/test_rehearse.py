@@ -85,7 +85,6 @@ def test_the_card_and_its_capability_decide_the_workspace() -> None:
     snap = neutracer.rehearse(linear(), steps=1, device="RTX 4090")
     sizes = {event.size for event in snap.events if event.action == "alloc"}
     assert (4096 * 2 + 16 * 8) * 1024 in sizes
-    assert snap.rehearsed is not None
     assert snap.rehearsed.device == "NVIDIA GeForce RTX 4090"
     assert snap.rehearsed.torch == torch.__version__
 
@@ -112,7 +111,6 @@ def test_steps_are_named() -> None:
 def test_running_out_of_memory_is_in_the_snapshot() -> None:
     snap = neutracer.rehearse(linear(), steps=2, capacity="64MiB")
     assert snap.events[-1].action == "oom"
-    assert snap.rehearsed is not None
     assert not snap.rehearsed.fits()
     assert snap.rehearsed.fits("1GiB")
     why = neutracer.explain(snap)
@@ -140,7 +138,6 @@ def test_a_request_that_no_device_serves_fails_in_the_program() -> None:
     snap = neutracer.rehearse(step, steps=1, capacity="1GiB")
     assert "Tried to allocate 1048576.00 GiB" in said[0]
     assert "1.00 GiB of which 1.00 GiB is free" in said[0]
-    assert snap.rehearsed is not None
     assert snap.rehearsed.needed_bytes == 4 * (2**48 + 1) + MIB
     assert not snap.rehearsed.fits()
     assert any("more memory than any device has" in note for note in snap.rehearsed.notes)
@@ -153,7 +150,6 @@ def test_requests_add_up_to_more_than_a_device_has() -> None:
         torch.cuda.empty_cache()
 
     snap = neutracer.rehearse(step, steps=2, capacity=2**46)
-    assert snap.rehearsed is not None
     assert snap.rehearsed.needed_bytes == 2**45
     assert [event.action for event in snap.events].count("segment_free") == 2
     assert not snap.flaws
@@ -182,7 +178,6 @@ def test_a_device_that_is_not_there_is_refused_as_by_cuda() -> None:
 
 def test_needed_is_the_least_that_goes() -> None:
     rehearsed = neutracer.rehearse(linear(), steps=2).rehearsed
-    assert rehearsed is not None
     least = rehearsed.needed_bytes
     for capacity, fits in ((least, True), (least - 2 * MIB, False)):
         again = neutracer.rehearse(linear(), steps=2, capacity=capacity)
@@ -225,7 +220,6 @@ def test_it_is_marked_in_every_picture(tmp_path: Path) -> None:
 
 def test_figures_are_ranges_wherever_they_are_told() -> None:
     rehearsed = neutracer.rehearse(linear(), steps=2).rehearsed
-    assert rehearsed is not None
     for name in ("peak_allocated_bytes", "peak_reserved_bytes", "needed_bytes"):
         low, high = rehearsed.ranges[name]
         assert 0 < low < high
@@ -245,9 +239,7 @@ def test_no_more_is_reserved_than_there_is() -> None:
         return step
 
     free = neutracer.rehearse(program, steps=1).rehearsed
-    assert free is not None
     rehearsed = neutracer.rehearse(program, steps=1, capacity="260MiB").rehearsed
-    assert rehearsed is not None
     assert free.ranges["peak_reserved_bytes"][1] > 260 * MIB
     assert rehearsed.ranges["peak_reserved_bytes"][1] == 260 * MIB
     assert rehearsed.ranges["needed_bytes"][0] >= rehearsed.ranges["peak_allocated_bytes"][0]
@@ -268,7 +260,6 @@ def test_what_is_no_mark_counts_as_nothing_known() -> None:
     plain = neutracer.rehearse(linear(), steps=1).to_dict()
     plain["allocator_settings"]["rehearsed"] = "[1]"
     snap = neutracer.load(pickle.dumps(plain))
-    assert snap.rehearsed is not None
     assert snap.rehearsed.device == "an unknown card"
     del plain["allocator_settings"]["rehearsed"]
     assert neutracer.load(pickle.dumps(plain)).rehearsed is None
@@ -304,7 +295,6 @@ def test_the_process_is_left_as_it_was() -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     x = torch.ones(3, requires_grad=True)
     (x * 2).sum().backward()
-    assert x.grad is not None
     assert x.grad.tolist() == [2, 2, 2]
     if not torch.cuda.is_available():
         with pytest.raises((AssertionError, RuntimeError, NotImplementedError)):
@@ -321,7 +311,6 @@ def test_values_that_a_program_makes_itself_are_known() -> None:
 
     snap = neutracer.rehearse(step, steps=1)
     assert seen == [(3, (3, 1), True), [3.5]]
-    assert snap.rehearsed is not None
     assert snap.rehearsed.notes == ()
 
 
@@ -333,7 +322,6 @@ def test_values_that_nobody_knows_are_made_up_and_noted() -> None:
         x[x > 0].sum()
 
     rehearsed = neutracer.rehearse(step, steps=1).rehearsed
-    assert rehearsed is not None
     assert any("test_rehearse.py" in note and "value" in note for note in rehearsed.notes)
     assert any("shape" in note for note in rehearsed.notes)
 
@@ -403,7 +391,6 @@ def test_recurrent_networks_take_batches_in_any_order() -> None:
     rehearsed = neutracer.rehearse(step, steps=1).rehearsed
     # cuDNN writes step by step, whatever the program's order is.
     assert seen == {False: ((8, 20, 256), True), True: ((8, 20, 256), False)}
-    assert rehearsed is not None
     low, high = rehearsed.ranges["peak_allocated_bytes"]
     assert low < high
 
@@ -440,13 +427,11 @@ def test_packed_sequences() -> None:
         out, back = pad(net(packed)[0], batch_first=True)
         seen.append((out.shape, back.tolist()))
         out.sum().backward()
-        assert x.grad is not None
         seen.append(x.grad.shape)
 
     snap = neutracer.rehearse(step, steps=1)
     counts = [4] * 5 + [3] * 8 + [1] * 7
     assert seen == [((51, 32), counts), ((4, 20, 16), [20, 13, 13, 5]), (4, 20, 32)]
-    assert snap.rehearsed is not None
     assert snap.rehearsed.notes == ()
 
 
@@ -574,7 +559,6 @@ def test_a_number_or_a_letter_is_no_card(name: str) -> None:
 
 def test_the_mark_is_plain_data() -> None:
     rehearsed = neutracer.rehearse(linear(), steps=1).rehearsed
-    assert rehearsed is not None
     assert json.loads(rehearsed.to_text())["steps"] == 1
     assert io.StringIO(str(rehearsed)).read().startswith("Rehearsed, not recorded: 1 step")
 
@@ -622,7 +606,6 @@ def test_the_largest_batch_is_the_largest() -> None:
     batch = neutracer.largest_batch(make_step, room)
     for size, fits in ((batch, True), (batch + 1, False)):
         told = neutracer.rehearse(linear(1024, size), steps=2).rehearsed
-        assert told is not None
         assert told.fits(room) is fits
     assert neutracer.largest_batch(make_step, "8MiB") == 0
 
@@ -677,12 +660,10 @@ def test_a_program_s_own_operators_say_what_they_allocate() -> None:
     try:
         # Nothing is known of it: it could take as much as its result.
         unknown = neutracer.rehearse(step, steps=1).rehearsed
-        assert unknown is not None
         assert unknown.operators == {"neutracer_scratch.double": (0, 4 * MIB)}
         neutracer.register_scratch("neutracer_scratch::double", scratch)
         assert sizes() == [4 * MIB, 4 * MIB, 3 * MIB, 4 * MIB]
         told = neutracer.rehearse(step, steps=1).rehearsed
-        assert told is not None
         assert told.operators == {"neutracer_scratch.double": (3 * MIB, 11 * MIB)}
         neutracer.register_scratch("neutracer_scratch::double", lambda *_: -1)
         with pytest.raises(neutracer.RehearsalError, match="neither a number of bytes"):
@@ -699,8 +680,6 @@ def test_a_program_s_own_operators_say_what_they_allocate() -> None:
 def test_what_is_outside_of_pytorch_s_figures() -> None:
     alone = neutracer.rehearse(linear(), steps=1, device="A100").rehearsed
     eight = neutracer.rehearse(linear(), steps=1, device="A100", world_size=8).rehearsed
-    assert alone is not None
-    assert eight is not None
     context = find_card("A100").context_bytes
     assert alone.outside == {"CUDA's context": (context, context)}
     low, high = eight.outside["NCCL"]
@@ -725,7 +704,6 @@ def test_evaluation_takes_a_bounded_number_of_batches() -> None:
     rehearsed = neutracer.rehearse(step, steps=1).rehearsed
     assert seen.count("evaluated") == 8
     assert seen.count("trained") == 100
-    assert rehearsed is not None
     assert any("batches of a DataLoader" in note for note in rehearsed.notes)
 
 

@@ -33,17 +33,8 @@ def test_profiler_saw_every_allocation(name: str) -> None:
 def test_profilers_categories_are_ours(name: str) -> None:
     found = agreement(FOLDER, name)
     assert found.agreement >= 0.90, worst(found)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_named_categories_are_right(name: str) -> None:
-    found = agreement(FOLDER, name)
     assert found.precision >= 0.97, worst(found)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_profiler_contradicts_itself_rarely(name: str) -> None:
-    found = agreement(FOLDER, name)
+    # The profiler contradicts itself rarely.
     assert found.contradicted <= 0.04 * found.named
 
 

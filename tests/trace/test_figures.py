@@ -101,8 +101,6 @@ def test_complete_histories_are_told_from_late_ones(name):
     # A trace is complete if what it allocated, all in all, is what PyTorch counted.
     counted = expected(name)["stats"]["allocation.all.allocated"]
     traced = snapshot(name).events["action"].count("alloc")
-    if name == "cpp_pickled":
-        traced += 0
     assert snapshot(name).history_complete() is (traced == counted)
 
 
@@ -124,3 +122,40 @@ def test_saving_and_loading_changes_no_column(name, tmp_path):
         if "stack" in ours.columns:
             assert [row.stack for row in ours] == [row.stack for row in theirs]
     assert dict(again.settings) == dict(snap.settings)
+
+
+# What PyTorch printed step by step while it recorded.
+
+
+def printed(name: str) -> list[tuple[int | None, int | None]]:
+    """(allocated, reserved) after each step, as far as the program wrote them down."""
+    steps = expected(name).get("series", [])
+    pairs = [
+        (step, None) if isinstance(step, int) else (step.get("alloc"), step.get("reserved"))
+        for step in steps
+    ]
+    return [pair for pair in pairs if pair != (None, None)]
+
+
+STEPPED = [name for name in NAMES if printed(name)]
+
+
+def test_most_programs_printed_their_steps() -> None:
+    assert len(STEPPED) >= 20
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_printed_steps_follow_in_series(name: str) -> None:
+    timeline = snapshot(name).timeline()
+    moments = zip(timeline.allocated, timeline.reserved, strict=True)
+    for step, (allocated, reserved) in enumerate(printed(name)):
+        assert any(
+            allocated in (None, now) and reserved in (None, held) for now, held in moments
+        ), f"step {step}"
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_no_printed_peak_exceeds_ours(name: str) -> None:
+    largest = snapshot(name).timeline().peak("allocated").bytes
+    steps = [step for step in expected(name)["series"] if isinstance(step, dict)]
+    assert all(step["peak"] <= largest for step in steps if "peak" in step)

@@ -44,7 +44,6 @@ def _loaded(recording: object) -> neutracer.Snapshot:
 def test_what_pytorch_wrote_is_there() -> None:
     recording = pickle.loads(LOADER.read_bytes())
     host = neutracer.load(LOADER).host
-    assert host is not None
     assert host.is_pinned
     trace, segments = recording["host_traces"], recording["host_segments"]
     for name in ("action", "addr", "size", "time_us"):
@@ -101,7 +100,6 @@ def test_files_keep_it(tmp_path: Path) -> None:
 
 def test_host_by_itself_opens_where_a_snapshot_does(tmp_path: Path) -> None:
     host = _loaded(_with_host()).host
-    assert host is not None
     host.save(tmp_path / "host.pickle")
     alone = neutracer.load(tmp_path / "host.pickle")
     assert alone.is_pinned
@@ -127,7 +125,6 @@ def test_report_has_a_line_of_it() -> None:
 
 def test_reports_name_it() -> None:
     host = neutracer.load(LOADER).host
-    assert host is not None
     unused, change = neutracer.fragmentation_report(host), neutracer.diff(host, host)
     for one in (neutracer.report(host), unused, change):
         assert "pinned host memory" in str(one)

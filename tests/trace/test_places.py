@@ -69,29 +69,23 @@ LIBRARIES = {
 }
 
 
-@pytest.mark.parametrize("filename", OWN)
-def test_what_is_not_installed_is_the_programs(filename: str) -> None:
-    assert origin_of(filename).owner is Owner.OWN
+NATIVE = ["c10/core/Allocator.h", "x.cu", "??", "", "/lib/libc.so"]
+OWNERS = {
+    **dict.fromkeys(OWN, Owner.OWN),
+    **dict.fromkeys(TORCH, Owner.TORCH),
+    **dict.fromkeys(PLUMBING, Owner.PLUMBING),
+    **dict.fromkeys(NATIVE, Owner.NATIVE),
+}
 
 
-@pytest.mark.parametrize("filename", TORCH)
-def test_pytorchs_own_files_are_known(filename: str) -> None:
-    assert origin_of(filename).owner is Owner.TORCH
-
-
-@pytest.mark.parametrize("filename", PLUMBING)
-def test_pythons_library_and_wrappers_are_plumbing(filename: str) -> None:
-    assert origin_of(filename).owner is Owner.PLUMBING
+@pytest.mark.parametrize(("filename", "owner"), OWNERS.items())
+def test_path_tells_the_owner(filename: str, owner: Owner) -> None:
+    assert origin_of(filename).owner is owner
 
 
 @pytest.mark.parametrize(("filename", "package"), LIBRARIES.items())
 def test_libraries_have_the_name_of_their_package(filename: str, package: str) -> None:
     assert origin_of(filename) == (Owner.LIBRARY, package)
-
-
-@pytest.mark.parametrize("filename", ["c10/core/Allocator.h", "x.cu", "??", "", "/lib/libc.so"])
-def test_native_files_are_nobodys_python(filename: str) -> None:
-    assert origin_of(filename).owner is Owner.NATIVE
 
 
 CONV = Frame(f"{SITE}/torch/nn/modules/conv.py", 548, "_conv_forward")

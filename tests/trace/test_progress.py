@@ -78,11 +78,6 @@ def test_nothing_is_drawn_in_a_pipe(monkeypatch, tmp_path):
         assert report is None
 
 
-class Pipe(io.StringIO):
-    def isatty(self):
-        return False
-
-
 @pytest.fixture
 def at_once(monkeypatch):
     monkeypatch.setattr(module, "_WAIT_S", 0.0)
@@ -91,7 +86,7 @@ def at_once(monkeypatch):
 
 def test_a_pipe_gets_one_line(at_once, monkeypatch):
     monkeypatch.setattr(module, "PIPE_WAIT_S", 0.0)
-    monkeypatch.setattr(sys, "stderr", Pipe())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
     with module.working():
         assert shows(sys.stderr, "working")
         module.tell("12 replays done")
@@ -140,7 +135,7 @@ def test_what_is_soon_done_says_nothing(monkeypatch):
 
 
 def test_nothing_goes_into_a_pipe(at_once, monkeypatch):
-    stream = Pipe()
+    stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     with module.working():
         module.tell("something")

@@ -57,14 +57,10 @@ def without(name: str, **changes: Any) -> Timeline:
 
 @pytest.mark.parametrize("name", FOUND)
 def test_bundled_programs_show_their_steps(name: str) -> None:
-    steps = timeline(name).steps
-    assert (steps.how, len(steps)) == FOUND[name]
-    assert steps.explanation.endswith(".")
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_steps_are_in_order_and_apart(name: str) -> None:
     tl = timeline(name)
+    assert (tl.steps.how, len(tl.steps)) == FOUND[name]
+    assert tl.steps.explanation.endswith(".")
+    # In order and apart.
     end = 0
     for step in tl.steps:
         assert end <= step.first < step.end <= len(tl)

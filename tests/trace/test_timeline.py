@@ -129,7 +129,9 @@ def test_wrong_questions_list_the_right_ones(timeline):
 
 
 @pytest.mark.parametrize("by", ["place", "stack", "line", "function", "category"])
-@pytest.mark.parametrize("name", ["train_resnet_healthy", "multi_stream", "cpp_stacks"])
+@pytest.mark.parametrize(
+    "name", [*("train_resnet_healthy", "multi_stream", "cpp_stacks"), *("leak_list", "metadata")]
+)
 def test_holders_add_up_to_the_series(name, by):
     timeline = snapshot(name).timeline()
     for event_number in random.Random(7).sample(range(len(timeline)), 8):

@@ -30,15 +30,10 @@ class Choice:
     dtype: torch.dtype
     has_mask: bool  # Whether there is a mask.
     is_causal: bool  # Whether what comes later is hidden.
-    dropout: float  # The share that is dropped.
     needs_grad: bool  # Whether a backward pass may come.
     # Whether the last dimension of all three is laid out one after the other.
     is_dense: bool = True
     learns_mask: bool = False  # Whether the mask gets a gradient.
-
-    @property
-    def _is_even(self) -> bool:
-        return self.query[1] == self.key[1]
 
     def _flash(self, card: Card) -> bool:
         width = self.query[-1]
@@ -63,7 +58,8 @@ class Choice:
         fits = all(width % alignment == 0 and width >= alignment for width in widths)
         known = self.dtype in (*_HALVES, torch.float32)
         # With a mask that gets a gradient PyTorch 2.11 makes the plain products.
-        return known and fits and self._is_even and self.is_dense and not self.learns_mask
+        is_even = self.query[1] == self.key[1]
+        return known and fits and is_even and self.is_dense and not self.learns_mask
 
     def _cudnn(self, card: Card) -> bool:
         most = 256 if card.capability[0] in (9, 10) else 128
@@ -84,14 +80,6 @@ class Choice:
             if name in able and enabled.get(name, True) and able[name](card):
                 return name
         return "math"
-
-
-def _enabled() -> dict[str, bool]:
-    return {
-        "flash": torch._C._get_flash_sdp_enabled(),
-        "efficient": torch._C._get_mem_efficient_sdp_enabled(),
-        "cudnn": torch._C._get_cudnn_sdp_enabled(),
-    }
 
 
 class Attention:
@@ -121,83 +109,60 @@ class Attention:
         enable_gqa: bool = False,
     ) -> Tensor:
         """As `torch.nn.functional.scaled_dot_product_attention`."""
-        if query.dim() != 4 or key.dim() != 4:
-            return self._math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        inputs = (query, key, value)
+        inputs, mask, kernel = (query, key, value), attn_mask, "math"
         grad = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
-        choice = Choice(
-            tuple(query.shape),
-            tuple(key.shape),
-            int(value.shape[-1]),
-            query.dtype,
-            attn_mask is not None,
-            is_causal,
-            dropout_p,
-            grad or (attn_mask is not None and attn_mask.requires_grad),
-            all(one.stride(-1) == 1 or one.shape[-1] == 1 for one in inputs),
-            torch.is_grad_enabled() and attn_mask is not None and attn_mask.requires_grad,
-        )
-        kernel = choice.kernel(self.card, _enabled(), self.order)
+        if query.dim() == key.dim() == 4:
+            has_grad = mask is not None and mask.requires_grad
+            choice = Choice(
+                tuple(query.shape),
+                tuple(key.shape),
+                int(value.shape[-1]),
+                query.dtype,
+                mask is not None,
+                is_causal,
+                grad or has_grad,
+                all(one.stride(-1) == 1 or one.shape[-1] == 1 for one in inputs),
+                torch.is_grad_enabled() and has_grad,
+            )
+            enabled = {
+                "flash": torch._C._get_flash_sdp_enabled(),
+                "efficient": torch._C._get_mem_efficient_sdp_enabled(),
+                "cudnn": torch._C._get_cudnn_sdp_enabled(),
+            }
+            kernel = choice.kernel(self.card, enabled, self.order)
         if kernel == "flash":
-            return self._flash(query, key, value, dropout_p, is_causal, scale)
-        if kernel in ("efficient", "cudnn"):
-            return self._biased(kernel, inputs, attn_mask, dropout_p, is_causal, scale, grad)
-        return self._math(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-
-    def _flash(
-        self, query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: Any
-    ) -> Tensor:
-        width = query.shape[-1]
-        scale = 1.0 / math.sqrt(width) if scale is None else scale
-        if width % 8:
-            query, key, value = (F.pad(one, (0, 8 - width % 8)) for one in (query, key, value))
-        attend = aten._scaled_dot_product_flash_attention.default
-        out: Tensor = attend(query, key, value, dropout, causal, scale=scale)[0]
-        return out[..., :width] if width % 8 else out
-
-    def _biased(
-        self,
-        kernel: str,
-        inputs: tuple[Tensor, Tensor, Tensor],
-        mask: Tensor | None,
-        dropout: float,
-        causal: bool,
-        scale: Any,
-        grad: bool,
-    ) -> Tensor:
-        query, key, _ = inputs
+            return _flash(inputs, dropout_p, is_causal, scale)
+        if kernel == "math":
+            return self._math((*inputs, mask, dropout_p, is_causal, None), scale, enable_gqa)
         if mask is not None:
             mask = _bias(mask, query, key, kernel == "efficient")
-        if kernel == "efficient":
-            attend = aten._scaled_dot_product_efficient_attention.default
-            found: Tensor = attend(*inputs, mask, grad, dropout, causal, scale=scale)[0]
-            return found
-        attend = aten._scaled_dot_product_cudnn_attention.default
-        found = attend(*inputs, mask, grad, dropout, causal, False, scale=scale)[0]
+        attend = getattr(aten, f"_scaled_dot_product_{kernel}_attention").default
+        # cuDNN's has one argument more: whether it returns the mask of its dropout.
+        more = (False,) if kernel == "cudnn" else ()
+        found: Tensor = attend(*inputs, mask, grad, dropout_p, is_causal, *more, scale=scale)[0]
         return found
 
-    def _math(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        dropout: float,
-        causal: bool,
-        scale: Any,
-        gqa: bool,
-    ) -> Tensor:
+    def _math(self, args: tuple[Any, ...], scale: Any, gqa: bool) -> Tensor:
+        query, key, value, mask, *rest = args
         if mask is not None and mask.dtype is torch.bool:
             mask = _as_floats(mask, query.dtype)
         attend = aten._scaled_dot_product_attention_math.default
         self.is_plain = True
         try:
-            found: Tensor = attend(
-                query, key, value, mask, dropout, causal, None, scale=scale, enable_gqa=gqa
-            )[0]
+            found: Tensor = attend(query, key, value, mask, *rest, scale=scale, enable_gqa=gqa)[0]
         finally:
             self.is_plain = False
         return found
+
+
+def _flash(inputs: tuple[Tensor, ...], dropout: float, causal: bool, scale: Any) -> Tensor:
+    width = inputs[0].shape[-1]
+    scale = 1.0 / math.sqrt(width) if scale is None else scale
+    if width % 8:
+        inputs = tuple(F.pad(one, (0, 8 - width % 8)) for one in inputs)
+    attend = aten._scaled_dot_product_flash_attention.default
+    out: Tensor = attend(*inputs, dropout, causal, scale=scale)[0]
+    return out[..., :width] if width % 8 else out
 
 
 def _as_floats(mask: Tensor, dtype: torch.dtype) -> Tensor:

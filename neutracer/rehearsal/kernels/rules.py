@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -117,54 +118,54 @@ class Kernels:
         self.card = card
         self.uncertain: dict[str, tuple[int, int]] = {}
         self.convolutions = Convolutions(card)
-        self._handles: set[tuple[str, bool, int]] = set()
+        self._handles: set[tuple[object, ...]] = set()
 
     def takes(self, func: Any, args: Any, kwargs: Any, result: Any, stream: int) -> Takes | None:
         """The scratch memory of an operator; None if it needs none."""
+        name, rule = str(func).rpartition(".")[0], scratch.RULES.get(func)
         registered = registered_scratch(func, args, kwargs, result)
         if registered is not None:
-            self._is_range(str(func).rpartition(".")[0], registered)
-            return Takes(freed=tuple(registered))
+            return self._takes(name, registered)
         if func in _PRODUCTS:
-            kept = self._workspaces(func, args, stream)
-            return Takes(kept=kept, note="cuBLAS workspace") if kept else None
+            return self._takes(name, [], self._workspaces(func, args, stream), "cuBLAS workspace")
         if func in _RECURRENT:
             return self._recurrent(func, args, stream)
         if func in _CONVOLUTIONS:
-            return self._convolution(func, args, result)
-        rule = scratch.RULES.get(func)
-        if rule is None:
-            return self._unknown(func, args, result)
-        sizes = rule(self.card, args, kwargs, result)
+            freed = self.convolutions.takes(func, args, result)
+            return self._takes(name, freed, note="cuDNN workspace")
+        # Without a rule: likely nothing, at most a copy.
+        most = 0 if rule or is_quiet(func) else most_bytes(args, result)
+        sizes = rule(self.card, args, kwargs, result) if rule else [(0, 0, most)]
         freed = [(n, n, n) if isinstance(n, int) else n for n in sizes]
-        freed = [one for one in freed if one[2]]
-        self._is_range(str(func).rpartition(".")[0], freed)
-        return Takes(freed=tuple(freed)) if freed else None
+        return self._takes(name, [one for one in freed if one[2]])
 
-    def _unknown(self, func: Any, args: Any, result: Any) -> Takes | None:
-        """Without a rule: likely nothing, at most a copy."""
-        most = 0 if is_quiet(func) else most_bytes(args, result)
-        if not most:
-            return None
-        freed = [(0, 0, most)]
-        self._is_range(str(func).rpartition(".")[0], freed)
-        return Takes(freed=tuple(freed))
+    def _takes(
+        self, name: str, freed: list[scratch.Range], kept: Sequence[int] = (), note: str = ""
+    ) -> Takes | None:
+        """What an operator takes, noted if it is a range."""
+        low, high = sum(one[1] for one in freed), sum(one[2] for one in freed)
+        if low != high:
+            before = self.uncertain.get(name, (low, high))
+            self.uncertain[name] = min(low, before[0]), max(high, before[1])
+        return Takes(tuple(kept), tuple(freed), note) if kept or freed else None
 
-    def _workspaces(self, func: Any, args: Any, stream: int) -> tuple[int, ...]:
+    def _is_first(self, *handle: object) -> bool:
+        """Whether something kept for good is made now."""
+        is_first = handle not in self._handles
+        self._handles.add(handle)
+        return is_first
+
+    def _workspaces(self, func: Any, args: Any, stream: int) -> list[int]:
         """cuBLAS's and cuBLASLt's workspaces, at first use per thread and stream."""
         tensor = args[1] if isinstance(args[1], torch.Tensor) else args[0]
         if tensor.device.type != "cuda":
-            return ()
+            return []
         is_backward = torch._C._current_graph_task_id() != -1
-        kept = []
-        if ("blas", is_backward, stream) not in self._handles:
-            self._handles.add(("blas", is_backward, stream))
-            kept.append(self._blas_bytes)
+        kept = [self._blas_bytes] if self._is_first("blas", is_backward, stream) else []
         has_bias = func is aten.addmm.default and args[0].dim() == 1
-        if has_bias and ("lt", is_backward, stream) not in self._handles:
-            self._handles.add(("lt", is_backward, stream))
+        if has_bias and self._is_first("lt", is_backward, stream):
             kept.append(_MIB)
-        return tuple(kept)
+        return kept
 
     @property
     def _blas_bytes(self) -> int:
@@ -177,24 +178,8 @@ class Kernels:
     def _recurrent(self, func: Any, args: Any, stream: int) -> Takes | None:
         if args[0].device.type != "cuda":
             return None
-        kept = list(self._workspaces(func, args, stream))
+        kept = self._workspaces(func, args, stream)
         is_forward = func is aten._cudnn_rnn.default
-        if is_forward and args[11] and args[12] and ("dropout", False, 0) not in self._handles:
-            self._handles.add(("dropout", False, 0))
+        if is_forward and args[11] and args[12] and self._is_first("dropout"):
             kept.append(self.card.processors * _DROPOUT_STATE)
-        found = recurrent.takes(func, args)
-        self._is_range("aten._cudnn_rnn", found)
-        return Takes(tuple(kept), tuple(found), "cuDNN workspace")
-
-    def _is_range(self, name: str, found: list[tuple[int, int, int]]) -> None:
-        low, high = sum(one[1] for one in found), sum(one[2] for one in found)
-        if low != high:
-            before = self.uncertain.get(name, (low, high))
-            self.uncertain[name] = min(low, before[0]), max(high, before[1])
-
-    def _convolution(self, func: Any, args: Any, result: Any) -> Takes | None:
-        found = self.convolutions.takes(func, args, result)
-        if not found:
-            return None
-        self._is_range(str(func).rpartition(".")[0], found)
-        return Takes(freed=tuple(found), note="cuDNN workspace")
+        return self._takes("aten._cudnn_rnn", recurrent.takes(func, args), kept, "cuDNN workspace")

@@ -41,10 +41,6 @@ class Reduction:
     unrolled: int = 4  # Values that a thread loads at once where it can (`vt0` in the source).
 
 
-def _last_power(n: int) -> int:
-    return 1 << (max(n, 1).bit_length() - 1)
-
-
 def _up(a: int, b: int) -> int:
     return -(-a // b)
 
@@ -111,7 +107,8 @@ def _launched(
 ) -> tuple[int, int]:
     inputs, outputs = counts
     most = _MOST_THREADS // vector
-    first, second = (_last_power(dim) if dim < most else most for dim in dims)
+    # Rounded down to powers of two.
+    first, second = (1 << (max(dim, 1).bit_length() - 1) if dim < most else most for dim in dims)
     width = min(first, _WARP)
     height = min(second, most // width)
     width = min(first, most // height)
@@ -143,8 +140,9 @@ aten = torch.ops.aten
 
 _HALVES = (torch.float16, torch.bfloat16)
 
-#: Bytes; or likely, at least and at most, where values or a library decide.
-Size = int | tuple[int, int, int]
+#: Bytes: likely, at least and at most, where values or a library decide; or one number.
+Range = tuple[int, int, int]
+Size = int | Range
 
 Rule = Callable[[Card, Any, Any, Any], Sequence[Size]]
 
@@ -158,10 +156,6 @@ def copied(*tensors: Any) -> list[int]:
     return [
         tensor_bytes(one) for one in tensors if isinstance(one, Tensor) and not one.is_contiguous()
     ]
-
-
-def _rounded_up(a: int, b: int) -> int:
-    return -(-a // b) * b
 
 
 def reduced(
@@ -201,8 +195,7 @@ _any = _reduction(partial=1)
 
 
 def _plain_extreme(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    dims = args[1] if len(args) > 1 else None
-    return reduced(card, args[0], dims, partial=args[0].element_size())
+    return _reduction(partial=args[0].element_size())(card, args, kwargs, result)
 
 
 def _loss(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
@@ -234,8 +227,9 @@ def _cudnn_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence
 def _flash_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     query, key = args[1], args[2]
     batch, heads, length, width = query.shape
-    rows = batch * heads * _rounded_up(length, 128)
-    rounded = _rounded_up(width, 32) if width <= 128 else _rounded_up(width, 64)
+    rows = batch * heads * _up(length, 128) * 128
+    unit = 32 if width <= 128 else 64
+    rounded = _up(width, unit) * unit
     found = [rows * 4, rows * rounded * 4]
     if key.shape[1] != heads:
         found += [batch * key.shape[2] * heads * width * query.element_size()] * 2
@@ -249,9 +243,8 @@ def _efficient_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequ
     delta = batch * heads * length * 4
     floats = batch * heads * length * width * 4
     products = [floats] if query.dtype is torch.float32 else [floats] * 3
-    blocks = -(-length // 64)
-    wide = 64 if width <= 64 else 128 if width <= 128 else _rounded_up(width, 128)
-    workspace = batch * heads * blocks * (16 + 64 * wide * 4)
+    wide = 64 if width <= 64 else _up(width, 128) * 128
+    workspace = batch * heads * _up(length, 64) * (16 + 64 * wide * 4)
     if sum(products) + delta > workspace:
         return [*products, delta, delta]
     return [delta, workspace]
@@ -310,19 +303,10 @@ def _group_norm(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Siz
     return [*copied(args[0]), both, both]
 
 
-def _group_norm_backward(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    both = args[1].shape[0] * args[1].shape[1] * 4
-    return [both, both, both]
-
-
 def _foreach_norm(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
     tensors = args[0]
-    chunks = max((-(-one.numel() // 65536) for one in tensors), default=0)
+    chunks = max((_up(one.numel(), 65536) for one in tensors), default=0)
     return [len(tensors) * chunks * 4]
-
-
-def _cumulated(card: Card, args: Any, kwargs: Any, result: Any) -> Sequence[Size]:
-    return [1023 + args[0].numel() // 100] if args[0].dim() == 1 else []
 
 
 def _size_of(place: int) -> Rule:
@@ -364,11 +348,15 @@ RULES: dict[Any, Rule] = {
     aten.index_put_.default: _index_put,
     aten.nonzero.default: lambda *call: [1023, 4],
     aten.sort.default: _sort,
-    aten.cumsum.default: _cumulated,
+    aten.cumsum.default: lambda card, args, *rest: (
+        [1023 + args[0].numel() // 100] if args[0].dim() == 1 else []
+    ),
     aten.native_layer_norm.default: _copies(0),
     aten.native_layer_norm_backward.default: _copies(0, 1),
     aten.native_group_norm.default: _group_norm,
-    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.native_group_norm_backward.default: lambda card, args, *rest: (
+        [args[1].shape[0] * args[1].shape[1] * 4] * 3
+    ),
     aten._foreach_norm.Scalar: _foreach_norm,
 }
 
@@ -475,8 +463,6 @@ _PARTIAL, _MOST_PARTIAL = 2 << 20, 17 << 20
 #: makes no copies takes nothing.
 _MORE, _MORE_BYTES = 0.3, 9 << 20
 
-Range = tuple[int, int, int]
-
 
 @dataclass(frozen=True)
 class _Shape:
@@ -513,28 +499,23 @@ class _Shape:
         aligned = _ALIGNED.get(self.source.dtype, 1)
         return all(one.shape[1] % aligned == 0 for one in (self.source, self.output))
 
-    def copied(self, tensor: Tensor, channel: int = 1) -> int:
+    def copied(self, tensor: Tensor) -> int:
         """Bytes of a copy with its channels rounded up."""
-        item = tensor.element_size()
         aligned = _ALIGNED.get(tensor.dtype, 1)
-        channels = tensor.shape[channel]
-        rest = tensor.numel() // max(channels, 1)
-        return int(-(-channels // aligned) * aligned * rest * item)
-
-    def padded(self) -> int:
-        """Bytes of copies that round up the channels of channels-last tensors."""
-        whole = [self.copied(t) - t.numel() * t.element_size() for t in (self.source, self.output)]
-        found = [
-            self.copied(t) for t, n in zip((self.source, self.output), whole, strict=True) if n
-        ]
-        return sum(found) + (self.copied(self.weight) if found else 0)
+        channels = tensor.shape[1]
+        rest = tensor_bytes(tensor) // max(channels, 1)
+        return int(_up(channels, aligned) * aligned * rest)
 
     def copies(self) -> int:
+        """Bytes of the copies that an engine needs."""
         if self.is_last:
-            return self.padded()
-        both = self.copied(self.source) + self.copied(self.output)
+            # Of channels-last tensors those whose channels are rounded up.
+            both = (self.source, self.output)
+            found = [n for t in both if (n := self.copied(t)) != tensor_bytes(t)]
+            return sum(found) + (self.copied(self.weight) if found else 0)
+        apart = self.copied(self.source) + self.copied(self.output)
         is_point = all(n == 1 for n in self.weight.shape[2:])
-        return both if is_point else both + self.copied(self.weight)
+        return apart if is_point else apart + self.copied(self.weight)
 
 
 class Convolutions:

@@ -8,9 +8,10 @@
 `record` makes small real calls under PyTorch's recorder and writes one file: {"card",
 "capability", "torch", "cuda", "cudnn", "cases", "calls", "skipped"}. It goes on after a case that
 ends its process or hangs, and says which that was. A case is {"name", "peak":
-the bytes that it took at the most, "ops": how often each operator ran}. A call is as `measure.py`
-has it: {"op", "args", "kwargs", "outs", "events"}, with the names of the cases that made it; calls
-that allocate nothing are left out. `compare` makes the same calls on fake tensors on the card that
+the bytes that it took at the most, "ops": how often each operator ran}. A call is {"op", "args",
+"kwargs", "outs", "events"}, with the names of the cases that made it; calls that allocate nothing
+are left out. A tensor is {"d": dtype, "s": shape, "t": strides}. The events of a call are in order:
+[n, bytes, is_output] is its allocation number n (bytes as requested), [n] its end. `compare` makes the same calls on fake tensors on the card that
 the file is of, and prints for each family how many calls took what the rules say, lay in the range
 that they give, or neither; and the cases whose operators were others than on the card.
 """
@@ -34,17 +35,70 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from measure import FLOATS, Calls, back, rand
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 D = "cuda"
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 Case = tuple[str, Callable[[], Any]]
 _MOST_BYTES = 9 << 20
 # Seconds without a new case after which a case counts as hanging; the first takes torch's start.
 _HANGS = 40.0
 
 HALF, FULL = torch.bfloat16, torch.float32
+
+
+def spec(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return {
+            "d": str(value.dtype)[6:],
+            "s": list(value.shape),
+            "t": list(value.stride()),
+            "v": value.device.type,
+        }
+    if isinstance(value, list | tuple):
+        return [spec(item) for item in value]
+    if isinstance(value, bool | int | float | str) or value is None:
+        return value
+    return str(value)
+
+
+class Calls(TorchDispatchMode):
+    """Every operator that runs, and a label on what it allocates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[dict[str, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call: dict[str, Any] = {
+            "op": str(func),
+            "args": spec(args),
+            "kwargs": spec(list((kwargs or {}).items())),
+        }
+        number = len(self.calls)
+        self.calls.append(call)
+        torch.cuda.memory._set_memory_metadata(str(number))
+        try:
+            result = func(*args, **(kwargs or {}))
+        finally:
+            torch.cuda.memory._set_memory_metadata("")
+        call["outs"] = spec(result)
+        call["places"] = [
+            leaf.untyped_storage().data_ptr()
+            for leaf in tree_leaves(result)
+            if isinstance(leaf, Tensor)
+        ]
+        return result
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> Tensor:
+    return torch.randn(*shape, device=D, dtype=dtype).requires_grad_(grad)
+
+
+def back(y: Any) -> None:
+    leaves = [leaf for leaf in tree_leaves(y) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    torch.autograd.backward(leaves, [torch.ones_like(leaf) for leaf in leaves])
 
 
 def _ids(most: int, *shape: int) -> Tensor:
@@ -611,7 +665,7 @@ def joined(lines: Path, facts: dict[str, Any], out: Path) -> dict[str, Any]:
 
 
 def _events(calls: list[dict[str, Any]], trace: list[Any]) -> dict[int, list[Any]]:
-    """By call its own events, as `measure.py` has them."""
+    """By call its own events."""
     events: dict[int, list[Any]] = {}
     numbers: dict[int, dict[int, int]] = {}
     for event in trace:
@@ -849,7 +903,7 @@ def compare(path: Path, worst: int) -> int:
     return 0
 
 
-class _Ops(torch.utils._python_dispatch.TorchDispatchMode):
+class _Ops(TorchDispatchMode):
     """Counts the operators that run."""
 
     def __init__(self) -> None:
