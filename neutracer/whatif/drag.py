@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from operator import attrgetter, itemgetter
 from typing import cast
 
@@ -32,7 +31,7 @@ from neutracer.render.document import (
 )
 from neutracer.render.report import Finding, PlacedRow, PlainRow, Report, ranked
 from neutracer.trace.events import device_name, shown_device
-from neutracer.trace.lives import Lives
+from neutracer.trace.lives import Lives, peak_if_freed
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.stacks import Frame, base_name, is_own
@@ -149,12 +148,15 @@ class _Lives(Lives):
         at = bisect_right(passes, event, key=itemgetter(0)) - 1
         return at >= 0 and event < passes[at][1]
 
+    def last_uses(self, rows: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Of some rows those whose last use is known, each with its event."""
+        return ((row, self.last[row]) for row in rows if self.made[row] >= 0 and self.is_known(row))
+
     def ends(self, rows: Iterable[int]) -> array[int]:
         """By event, the event after which its block is freed: of some rows the last use."""
         ends = array("i", [_AS_RECORDED]) * len(self.timeline)
-        for row in rows:
-            if self.made[row] >= 0 and self.is_known(row):
-                ends[self.made[row]] = self.last[row]
+        for row, last in self.last_uses(rows):
+            ends[self.made[row]] = last
         return ends
 
 
@@ -520,31 +522,18 @@ class _Replays:
     def __init__(self, lives: _Lives) -> None:
         self._lives = lives
         self._settings = str(lives.snap.settings_in_force["text"])
-        self._before = self._peak(None)
+        self._before = self._peak(())
 
-    def _peak(self, ends: array[int] | None) -> int:
+    def _peak(self, rows: Iterable[int]) -> int:
         timeline = self._lives.timeline
         if self._lives.snap.is_cpu:
-            return self._uncached_peak(ends)
-        program = timeline.program if ends is None else timeline.program.edit(None, ends)
+            # The CPU's allocator keeps nothing, and so needs no model.
+            return peak_if_freed(timeline, self._lives.last_uses(rows))
+        program = timeline.program.edit(None, self._lives.ends(rows))
         return int(program.run(self._settings)["peak"]["allocated"])
 
-    def _uncached_peak(self, ends: array[int] | None) -> int:
-        """The peak of the CPU's allocator, which keeps nothing and so needs no model."""
-        lives, timeline = self._lives, self._lives.timeline
-        freed = array("q", bytes(8 * (len(timeline) + 1)))
-        for row, made in enumerate(lives.made):
-            end = _AS_RECORDED if ends is None or made < 0 else ends[made]
-            if end != _AS_RECORDED:
-                freed[end + 1] += lives.sizes[row]
-                freed[lives.freed[row] if lives.freed[row] >= 0 else -1] -= lives.sizes[row]
-        sums = accumulate(freed[:-1])
-        return max(
-            (have - less for have, less in zip(timeline.allocated, sums, strict=True)), default=0
-        )
-
     def saved(self, rows: Iterable[int]) -> int:
-        return max(self._before - self._peak(self._lives.ends(rows)), 0)
+        return max(self._before - self._peak(rows), 0)
 
     def of(self, line: DragLine, rows: Iterable[int]) -> DragLine:
         """The line with its peak, if these blocks of it ended at their last use."""
