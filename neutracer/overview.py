@@ -42,7 +42,7 @@ from neutracer.render.report import Finding, PlacedRow, PlainRow, Report, ranked
 from neutracer.trace.events import PINNED, device_name, shown_device
 from neutracer.trace.events import device_name as name_of
 from neutracer.trace.flaws import end_is_known
-from neutracer.trace.lives import peak_if_freed
+from neutracer.trace.lives import has_uses, peak_if_freed
 from neutracer.trace.roles import CATEGORIES
 from neutracer.trace.snapshot import Snapshot, settings_words
 from neutracer.trace.source import SnapshotSource
@@ -60,6 +60,7 @@ from neutracer.trace.stacks import (
 from neutracer.trace.timeline import Timeline, unused_share
 from neutracer.trace.uses import UNKNOWN
 from neutracer.units import format_bytes, format_count, format_duration_us, format_event
+from neutracer.whatif.drag import drag_findings
 
 if TYPE_CHECKING:
     from neutracer.oom.explain import ExplainReport
@@ -427,7 +428,7 @@ def _late_rows(timeline: Timeline) -> dict[int, list[int]]:
     ends = [end for _, end in passes.backward]
     found: dict[int, list[int]] = {}
     allocs, frees = rows.codes("alloc_event"), rows.codes("free_event")
-    uses = rows.codes("first_use_event") if "first_use_event" in rows.columns else None
+    uses = rows.codes("first_use_event") if has_uses(timeline) else None
     for row in [row for row, code in enumerate(timeline.categories.codes) if code == gradient]:
         made, freed = allocs[row], frees[row]
         if freed < 0 or (uses is not None and uses[row] != UNKNOWN):
@@ -1059,8 +1060,8 @@ def report(
         device: Only this device; None is all devices in use.
 
     Returns:
-        Totals, the peak and its holders, and the findings of `explain`, `leak_trend` and
-        `fragmentation_report`.
+        Totals, the peak and its holders, and the findings of `explain`, `leak_trend`,
+        `fragmentation_report` and, where the snapshot has uses, `drag`.
 
     Raises:
         SnapshotError: The file can't be read.
@@ -1152,6 +1153,7 @@ def _found_on(
         *failures,
         *growth,
         *fragmented,
+        *drag_findings(snap, timeline),
         *late_gradients_finding(timeline, never_short=room_of(snap, entry.device)[1]),
         *(() if entry.phases is None else entry.phases.own_findings),
     ]

@@ -12,9 +12,14 @@ from neutracer.trace.timeline import Timeline
 from neutracer.trace.uses import NEVER, UNKNOWN
 
 
+def has_uses(timeline: Timeline) -> bool:
+    """Whether the uses of a timeline's allocations were observed."""
+    return "last_use_event" in timeline.allocations.columns
+
+
 def lives_of(snap: Snapshot, timeline: Timeline) -> Lives | None:
     """The lives of one device's allocations; None where the snapshot has no uses."""
-    return Lives(snap, timeline) if "last_use_event" in timeline.allocations.columns else None
+    return Lives(snap, timeline) if has_uses(timeline) else None
 
 
 class Lives:
