@@ -42,6 +42,7 @@ from neutracer.render.report import Finding, PlacedRow, PlainRow, Report, ranked
 from neutracer.trace.events import PINNED, device_name, shown_device
 from neutracer.trace.events import device_name as name_of
 from neutracer.trace.flaws import end_is_known
+from neutracer.trace.lives import has_uses, peak_if_freed
 from neutracer.trace.roles import CATEGORIES
 from neutracer.trace.snapshot import Snapshot, settings_words
 from neutracer.trace.source import SnapshotSource
@@ -57,7 +58,9 @@ from neutracer.trace.stacks import (
     place_of,
 )
 from neutracer.trace.timeline import Timeline, unused_share
+from neutracer.trace.uses import UNKNOWN
 from neutracer.units import format_bytes, format_count, format_duration_us, format_event
+from neutracer.whatif.drag import drag_findings
 
 if TYPE_CHECKING:
     from neutracer.oom.explain import ExplainReport
@@ -387,7 +390,7 @@ def late_gradients(timeline: Timeline) -> LateGradients | None:
 
     A gradient counts if it was made in one backward pass, alive when the next forward pass
     first allocated, and freed before the backward pass after that. A later one is accumulated
-    on purpose.
+    on purpose. If its uses are known, they and not its place in the step decide: `drag_findings`.
     """
     passes = timeline.passes
     if not passes.backward or not passes.forward:
@@ -403,6 +406,8 @@ def late_gradients(timeline: Timeline) -> LateGradients | None:
     known = [event for event in events if passes.stack[event] != NONE]
     places = Counter(place_of(timeline.events[event].stack) for event in known)
     place = places.most_common(1)[0][0] if places else None
+    earlier = ((row, begin - 1) for begin, rows in by_forward.items() for row in rows)
+    saved = timeline.peak("allocated").bytes - peak_if_freed(timeline, earlier)
     return LateGradients(
         bytes=held[forward],
         count=len(events),
@@ -410,37 +415,23 @@ def late_gradients(timeline: Timeline) -> LateGradients | None:
         forward=forward,
         freed=min(events),
         peak_bytes=max(timeline.allocated[forward : min(events)]),
-        saved_bytes=_saved(
-            timeline,
-            {at: (max(freed[row] for row in rows), held[at]) for at, rows in by_forward.items()},
-        ),
+        saved_bytes=saved,
         place=place if place and place.line else None,
     )
 
 
-def _saved(timeline: Timeline, late: Mapping[int, tuple[int, int]]) -> int:
-    """By how much the peak would be lower had some bytes, from an event up to another one, been
-    free: by the first event, that other one and the bytes."""
-    allocated, highest, since = timeline.allocated, 0, 0
-    for begin, (end, nbytes) in sorted(late.items()):
-        highest = max(highest, max(allocated[since:begin], default=0))
-        highest = max(highest, max(allocated[max(begin, since) : end], default=0) - nbytes)
-        since = max(since, end)
-    highest = max(highest, max(allocated[since:], default=0))
-    return max(timeline.peak("allocated").bytes - highest, 0)
-
-
 def _late_rows(timeline: Timeline) -> dict[int, list[int]]:
-    """Rows of late gradients, by the first event of their forward pass."""
+    """Rows of late gradients whose uses are not known, by the first event of their forward pass."""
     gradient = CATEGORIES.index("gradient")
     rows, passes = timeline.allocations, timeline.passes
     begins = [begin for begin, _ in passes.backward]
     ends = [end for _, end in passes.backward]
     found: dict[int, list[int]] = {}
     allocs, frees = rows.codes("alloc_event"), rows.codes("free_event")
+    uses = rows.codes("first_use_event") if has_uses(timeline) else None
     for row in [row for row, code in enumerate(timeline.categories.codes) if code == gradient]:
         made, freed = allocs[row], frees[row]
-        if freed < 0:
+        if freed < 0 or (uses is not None and uses[row] != UNKNOWN):
             continue
         number = bisect_left(ends, made + 1)
         if number == len(ends):
@@ -1069,8 +1060,8 @@ def report(
         device: Only this device; None is all devices in use.
 
     Returns:
-        Totals, the peak and its holders, and the findings of `explain`, `leak_trend` and
-        `fragmentation_report`.
+        Totals, the peak and its holders, and the findings of `explain`, `leak_trend`,
+        `fragmentation_report` and, where the snapshot has uses, `drag`.
 
     Raises:
         SnapshotError: The file can't be read.
@@ -1162,6 +1153,7 @@ def _found_on(
         *failures,
         *growth,
         *fragmented,
+        *drag_findings(snap, timeline),
         *late_gradients_finding(timeline, never_short=room_of(snap, entry.device)[1]),
         *(() if entry.phases is None else entry.phases.own_findings),
     ]

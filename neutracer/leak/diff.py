@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
@@ -32,6 +33,7 @@ from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.stacks import Frame, place_of
 from neutracer.units import format_bytes, format_count
+from neutracer.whatif.drag import drag_findings
 
 # ---- Diff parts --------------------------------------------------------------------------
 
@@ -366,6 +368,21 @@ def peak_findings(peaks: tuple[Peaks, Peaks], at_peak: tuple[Change, ...]) -> li
     return [Finding("peak_grown", severity, more, message, evidence, event=peaks[1].event)]
 
 
+def more_drag(
+    before: tuple[Finding, ...], after: tuple[Finding, ...], peak: int | None
+) -> Iterator[Finding]:
+    """The findings on what is kept past its last use at the later peak, where it is more than
+    before by a share of the former peak."""
+    was = Counter[Place | None]()
+    for one in before:
+        was[one.evidence[0].place] += one.bytes
+    for one in after:
+        known = was[one.evidence[0].place]
+        if one.bytes - known >= _MODERATE_PEAK * (peak or 0):
+            note = (Note(f"{format_bytes(known)} before."),) if known else ()
+            yield replace(one, evidence=(*one.evidence, *note))
+
+
 def line_findings(lines: Iterable[Change], total: int) -> tuple[Finding, ...]:
     """The findings on the lines that grew most."""
     grown = [one for one in lines if one.bytes > 0][:_FINDINGS]
@@ -595,6 +612,7 @@ class _Side:
     end_known: bool
     peaks: Peaks
     held: Held
+    drag: tuple[Finding, ...] = ()
 
 
 def _side(snap: Snapshot, device: int) -> _Side:
@@ -606,6 +624,7 @@ def _side(snap: Snapshot, device: int) -> _Side:
         end_is_known(snap, device),
         peaks_of(snap, device),
         held_in(snap, device),
+        drag_findings(snap, snap.timeline(device)),
     )
 
 
@@ -640,7 +659,11 @@ def _compared(
     peaks = before.peaks, after.peaks
     have_peaks = all(peak.allocated is not None for peak in peaks)
     at_peak = changes(peaks[0].held, peaks[1].held) if have_peaks else ()
-    found = (*peak_findings(peaks, at_peak), *line_findings(lines, before.allocated))
+    found = (
+        *peak_findings(peaks, at_peak),
+        *more_drag(before.drag, after.drag, before.peaks.allocated),
+        *line_findings(lines, before.allocated),
+    )
     return DiffReport(
         device=after.device,
         before_device=before.device,

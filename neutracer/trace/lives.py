@@ -3,16 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
 from neutracer.trace.uses import NEVER, UNKNOWN
 
 
+def has_uses(timeline: Timeline) -> bool:
+    """Whether the uses of a timeline's allocations were observed."""
+    return "last_use_event" in timeline.allocations.columns
+
+
 def lives_of(snap: Snapshot, timeline: Timeline) -> Lives | None:
     """The lives of one device's allocations; None where the snapshot has no uses."""
-    return Lives(snap, timeline) if "last_use_event" in timeline.allocations.columns else None
+    return Lives(snap, timeline) if has_uses(timeline) else None
 
 
 class Lives:
@@ -55,6 +62,19 @@ class Lives:
             end = freed if freed >= 0 else len(self.timeline)
             if last + 1 < end and self.is_known(row):
                 yield row, last + 1, end
+
+
+def peak_if_freed(timeline: Timeline, ends: Iterable[tuple[int, int]]) -> int:
+    """The peak of allocated if some blocks had been freed earlier, each of the size it has: of each
+    its row, and the event after which it is freed."""
+    sizes, freed = (timeline.allocations.codes(name) for name in ("size", "free_event"))
+    changes = array("q", bytes(8 * (len(timeline) + 1)))
+    for row, end in ends:
+        changes[end + 1] += sizes[row]
+        changes[freed[row] if freed[row] >= 0 else -1] -= sizes[row]
+    less = accumulate(changes[:-1])
+    left = (have - gone for have, gone in zip(timeline.allocated, less, strict=True))
+    return max(int(timeline.facts["start_bytes"][0]), max(left, default=0))
 
 
 def _end_of(snap: Snapshot, timeline: Timeline) -> int:

@@ -15,10 +15,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import takewhile
 from operator import attrgetter, itemgetter
 from typing import cast
 
+from neutracer.errors import NeutracerError
 from neutracer.question import first_findings, opened
 from neutracer.render.document import (
     Block,
@@ -32,11 +33,11 @@ from neutracer.render.document import (
 )
 from neutracer.render.report import Finding, PlacedRow, PlainRow, Report, ranked
 from neutracer.trace.events import device_name, shown_device
-from neutracer.trace.lives import Lives
+from neutracer.trace.lives import Lives, has_uses, peak_if_freed
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.stacks import Frame, base_name, is_own
-from neutracer.trace.timeline import Timeline
+from neutracer.trace.timeline import Moment, Timeline
 from neutracer.trace.uses import NEVER, UNKNOWN, unseen_uses
 from neutracer.units import format_bytes, format_count, format_share
 from neutracer.whatif.settings import refuse_others
@@ -149,12 +150,15 @@ class _Lives(Lives):
         at = bisect_right(passes, event, key=itemgetter(0)) - 1
         return at >= 0 and event < passes[at][1]
 
+    def last_uses(self, rows: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """Of some rows those whose last use is known, each with its event."""
+        return ((row, self.last[row]) for row in rows if self.made[row] >= 0 and self.is_known(row))
+
     def ends(self, rows: Iterable[int]) -> array[int]:
         """By event, the event after which its block is freed: of some rows the last use."""
         ends = array("i", [_AS_RECORDED]) * len(self.timeline)
-        for row in rows:
-            if self.made[row] >= 0 and self.is_known(row):
-                ends[self.made[row]] = self.last[row]
+        for row, last in self.last_uses(rows):
+            ends[self.made[row]] = last
         return ends
 
 
@@ -323,12 +327,14 @@ def _within(lives: _Lives, event: int, made: Frame) -> Frame | None:
 # Lines whose peak is replayed, those with the most bytes in drag or void.
 _MOST_REPLAYS = 20
 
+# Longer traces are left to `drag`: reports of everything would take a minute for a million events.
+_MOST_EVENTS = 200_000
+
 # Lines of the page, and the least share of the peak that they have; the JSON has all.
 _SHOWN, _SMALL = 10, 0.001
 
-# From these shares of the peak on, what a line would save is a finding, a moderate one with an
-# edit, or a serious one.
-_LEAST, _MODERATE, _SERIOUS = 0.01, 0.05, 0.25
+# Above these shares of the peak, what a line would save is a finding, and a serious one.
+_LEAST, _SERIOUS = 0.05, 0.25
 
 
 @dataclass(frozen=True)
@@ -490,28 +496,33 @@ def drag(source: Snapshot | SnapshotSource, device: int | None = None) -> DragRe
     number = snap.device(device)
     timeline = snap.timeline(number)
     unseen = unseen_uses(snap.settings)
-    if "last_use_event" not in timeline.allocations.columns:
+    if not has_uses(timeline):
         raise ValueError("; ".join((_NO_USES, *unseen)))
     lives = _Lives(snap, timeline)
-    peak = timeline.peak("allocated")
-    replays = _Replays(lives)
-    lines = tuple(_lines(lives, lives.states(peak.event), replays))
+    peak, replays = timeline.peak("allocated"), _Replays(lives)
+    lines = _lines(lives, replays)
     return DragReport(
         device=shown_device(snap, number),
         peak_allocated_bytes=peak.bytes,
         least_peak_bytes=peak.bytes - replays.saved(range(len(lives))),
         moments=tuple(_moments(lives)),
-        lines=lines,
+        lines=tuple(lines),
         unseen=unseen,
-        findings=(
-            *first_findings(snap, device=number),
-            *ranked(
-                _finding(one, peak.bytes, peak.event)
-                for one in lines
-                if one.saved_bytes > peak.bytes * _LEAST
-            ),
-        ),
+        findings=(*first_findings(snap, device=number), *_findings(lines, peak)),
     )
+
+
+def drag_findings(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
+    """The findings of `drag` on one device; none of a snapshot without uses, and none where the
+    trace can't be replayed or is too long for a report of everything."""
+    is_native = snap.is_cpu or snap.settings_in_force["native_backend"]
+    if len(timeline) > _MOST_EVENTS or not has_uses(timeline) or not is_native:
+        return ()
+    lives, peak = _Lives(snap, timeline), timeline.peak("allocated")
+    try:
+        return _findings(_lines(lives, _Replays(lives), peak.bytes * _LEAST), peak)
+    except (NeutracerError, ValueError):
+        return ()
 
 
 class _Replays:
@@ -520,31 +531,18 @@ class _Replays:
     def __init__(self, lives: _Lives) -> None:
         self._lives = lives
         self._settings = str(lives.snap.settings_in_force["text"])
-        self._before = self._peak(None)
+        self._before = self._peak(())
 
-    def _peak(self, ends: array[int] | None) -> int:
+    def _peak(self, rows: Iterable[int]) -> int:
         timeline = self._lives.timeline
         if self._lives.snap.is_cpu:
-            return self._uncached_peak(ends)
-        program = timeline.program if ends is None else timeline.program.edit(None, ends)
+            # The CPU's allocator keeps nothing, and so needs no model.
+            return peak_if_freed(timeline, self._lives.last_uses(rows))
+        program = timeline.program.edit(None, self._lives.ends(rows))
         return int(program.run(self._settings)["peak"]["allocated"])
 
-    def _uncached_peak(self, ends: array[int] | None) -> int:
-        """The peak of the CPU's allocator, which keeps nothing and so needs no model."""
-        lives, timeline = self._lives, self._lives.timeline
-        freed = array("q", bytes(8 * (len(timeline) + 1)))
-        for row, made in enumerate(lives.made):
-            end = _AS_RECORDED if ends is None or made < 0 else ends[made]
-            if end != _AS_RECORDED:
-                freed[end + 1] += lives.sizes[row]
-                freed[lives.freed[row] if lives.freed[row] >= 0 else -1] -= lives.sizes[row]
-        sums = accumulate(freed[:-1])
-        return max(
-            (have - less for have, less in zip(timeline.allocated, sums, strict=True)), default=0
-        )
-
     def saved(self, rows: Iterable[int]) -> int:
-        return max(self._before - self._peak(self._lives.ends(rows)), 0)
+        return max(self._before - self._peak(rows), 0)
 
     def of(self, line: DragLine, rows: Iterable[int]) -> DragLine:
         """The line with its peak, if these blocks of it ended at their last use."""
@@ -575,40 +573,46 @@ def freed_at_last_use(snap: Snapshot, timeline: Timeline) -> Iterator[tuple[Drag
         snap: The snapshot; without uses there are none.
         timeline: Of one device.
     """
-    if "last_use_event" not in timeline.allocations.columns or snap.is_cpu:
+    if not has_uses(timeline) or snap.is_cpu:
         return
     lives = _Lives(snap, timeline)
-    for line, rows in _idle(lives, lives.states(timeline.peak("allocated").event)):
+    for line, rows in _idle(lives):
         if line.edit and line.idle_bytes:
             yield line, lives.ends(rows)
 
 
-def _lines(lives: _Lives, states: dict[int, str], replays: _Replays) -> list[DragLine]:
-    """The lines with blocks in drag, lag or void, most savings first."""
+def _lines(lives: _Lives, replays: _Replays, least: float = 0) -> list[DragLine]:
+    """The lines with blocks in drag, lag or void at the peak, most savings first; those alone that
+    may save some bytes."""
     lines = [
         replays.of(line, rows) if at < _MOST_REPLAYS and line.idle_bytes else line
-        for at, (line, rows) in enumerate(_idle(lives, states))
+        for at, (line, rows) in enumerate(_idle(lives, least))
     ]
     return sorted(lines, key=lambda one: (-one.saved_bytes, -one.idle_bytes))
 
 
-def _idle(lives: _Lives, states: dict[int, str]) -> list[tuple[DragLine, list[int]]]:
-    """The lines with blocks in drag, lag or void, most bytes first, and all rows of each; of one
-    line the blocks that one edit frees."""
+def _idle(lives: _Lives, least: float = 0) -> Iterator[tuple[DragLine, list[int]]]:
+    """The lines with blocks in drag, lag or void at the peak, most bytes first, and all rows of
+    each; of one line the blocks that one edit frees, if they are some bytes."""
+    states = lives.states(lives.timeline.peak("allocated").event)
     names = cast("list[str]", lives.timeline.allocations["place"])
-    concerned = {names[row] for row, state in states.items() if state in ("drag", "lag", "void")}
+    sums = Counter[str]()
+    for row, state in states.items():
+        if state in ("drag", "lag", "void"):
+            sums[names[row]] += lives.sizes[row]
     categories = cast("list[str]", lives.timeline.allocations["category"])
-    saved = _saved_for_nothing(lives)
+    saved = _saved_for_nothing(lives) if sums else {}
     groups: dict[tuple[str, _Edit], list[int]] = defaultdict(list)
     for row, name in enumerate(names):
-        if name in concerned and lives.made[row] >= 0:
+        if name in sums and sums[name] >= least and lives.made[row] >= 0:
             groups[name, _edit(lives, row, categories[row], saved)].append(row)
     found = []
     for (_, edit), rows in groups.items():
         there = [row for row in rows if states.get(row) in ("drag", "lag", "void")]
         if there:
             found.append((_drag_line(lives, there, states, edit), rows))
-    return sorted(found, key=lambda one: -one[0].idle_bytes)
+    found.sort(key=lambda one: -one[0].idle_bytes)
+    return takewhile(lambda one: one[0].idle_bytes >= least, found)
 
 
 def _drag_line(lives: _Lives, rows: list[int], states: dict[int, str], edit: _Edit) -> DragLine:
@@ -633,18 +637,27 @@ def _drag_line(lives: _Lives, rows: list[int], states: dict[int, str], edit: _Ed
     )
 
 
-def _finding(line: DragLine, peak: int, event: int) -> Finding:
+def _findings(lines: Iterable[DragLine], peak: Moment) -> tuple[Finding, ...]:
+    """The lines that are worth an edit; the others are in the table."""
+    least = peak.bytes * _LEAST
+    return ranked(_finding(one, peak) for one in lines if one.edit and one.saved_bytes > least)
+
+
+def _finding(line: DragLine, peak: Moment) -> Finding:
     """What a line keeps past its last use, and what freeing it there would give."""
-    share = line.saved_bytes / peak
-    severity = Severity.INFO
-    if share >= _MODERATE and line.edit:
-        severity = Severity.SERIOUS if share >= _SERIOUS else Severity.MODERATE
+    share = line.saved_bytes / peak.bytes
     kept = "kept past the last use" if line.drag_bytes >= line.void_bytes else "never used"
-    text = f"{format_bytes(line.idle_bytes)} in {format_count(line.count, 'block')} {kept}"
     falls = f"{format_bytes(line.saved_bytes)} ({format_share(share)})"
-    evidence = (
-        Note("made at", line.place),
-        Note(f"Freed at the last use, the peak falls by {falls}."),
+    left = format_bytes(peak.bytes - line.saved_bytes)
+    return Finding(
+        "drag",
+        Severity.SERIOUS if share >= _SERIOUS else Severity.MODERATE,
+        line.idle_bytes,
+        f"{format_bytes(line.idle_bytes)} in {format_count(line.count, 'block')} {kept}",
+        (
+            Note("made at", line.place),
+            Note(f"Freed at the last use, the peak falls by {falls} to {left}."),
+        ),
+        (Note(f"{line.advice[:1].upper()}{line.advice[1:]}."),),
+        peak.event,
     )
-    advice = (Note(f"{line.advice[:1].upper()}{line.advice[1:]}."),) if line.edit else ()
-    return Finding("drag", severity, line.idle_bytes, text, evidence, advice, event)

@@ -14,6 +14,7 @@ from small_snapshots import MIB
 
 import neutracer
 from neutracer.overview import late_gradients, late_gradients_finding, overview
+from neutracer.trace.uses import KEY, Uses
 
 DATA = TESTS / "data"
 LATE = "train_resnet_late_zero_grad"
@@ -105,3 +106,20 @@ def test_gradient_made_after_the_last_backward_pass_is_no_late_one() -> None:
     timeline = neutracer.load(pickle.dumps(trace.snapshot(), protocol=4)).timeline()
     assert "gradient" in timeline.allocations["category"]
     assert late_gradients(timeline) is None
+
+
+def test_known_uses_decide_where_there_are_some() -> None:
+    source: dict[str, Any] = snapshot(LATE).to_dict()
+    requests = sum(one["action"] in ("alloc", "oom") for one in source["device_traces"][0])
+    uses = Uses()
+    for request in range(1, requests + 1):
+        uses.request()
+        uses.use(request)
+    source["allocator_settings"] = {KEY: uses.text(0)}
+    assert late_gradients(neutracer.load(pickle.dumps(source)).timeline()) is None
+    # Some that no observer saw are told as those of a file without uses.
+    for request in range(1, requests + 1):
+        uses.lose(request)
+    source["allocator_settings"] = {KEY: uses.text(0)}
+    found = late_gradients(neutracer.load(pickle.dumps(source)).timeline())
+    assert found == late_gradients(snapshot(LATE).timeline())

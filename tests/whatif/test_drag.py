@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import neutracer
+from neutracer.leak.diff import more_drag
 from neutracer.oom.bill import BillTerm, bill_at
 from neutracer.overview import overview
 from neutracer.render.document import Figure
@@ -464,3 +465,61 @@ def test_a_file_without_uses_is_refused_in_one_sentence() -> None:
     assert "has no uses: record them" in done.stderr
     with pytest.raises(ValueError, match="has no uses"):
         neutracer.drag("tests/data/frag_default.pickle")
+
+
+# ---- Findings of other reports -------------------------------------------------------------
+
+
+def drags(report: Any) -> list[Any]:
+    return [one for one in report.findings if one.kind == "drag"]
+
+
+def test_the_report_says_what_drags_as_drag_does(snap: Any) -> None:
+    found = drags(neutracer.report(snap))
+    assert found == drags(neutracer.drag(snap))
+    assert (str(found[0].severity), found[0].bytes) == ("serious", 5 * 32 * MIB)
+    line = line_of(neutracer.drag(snap), "no_grad")
+    assert found[0].evidence[0].place == line.place
+    report = neutracer.report(snap)
+    text = " ".join(str(report).split())
+    assert f"{line.advice[1:]}." in text
+    assert line.peak_bytes is not None
+    assert f"to {line.peak_bytes / MIB:.0f} MiB." in text
+    told = next(one for one in report.to_dict()["findings"] if one["kind"] == "drag")
+    assert told["bytes"] == 5 * 32 * MIB
+
+
+def test_late_gradients_with_uses_are_told_once() -> None:
+    snap = rehearsed(late_zero_grad, False)
+    kinds = [one.kind for one in neutracer.report(snap).findings]
+    assert "late_zero_grad" not in kinds
+    [found] = drags(neutracer.report(snap))
+    assert "zero_grad() right after optimizer.step()" in str(found.advice[0])
+    assert not drags(neutracer.report(rehearsed(late_zero_grad, True)))
+
+
+def test_what_is_worth_little_or_has_no_edit_is_no_finding(snap: Any) -> None:
+    report = neutracer.drag(snap)
+    told = {one.evidence[0].place for one in drags(report)}
+    least = report.peak_allocated_bytes // 20
+    assert told == {one.place for one in report.lines if one.edit and one.saved_bytes > least}
+    assert any(one.saved_bytes > least and not one.edit for one in report.lines)
+    assert any(0 < one.saved_bytes < least for one in report.lines)
+    assert not drags(neutracer.report(PLAIN))
+
+
+def test_diff_says_what_drags_in_the_later_run_alone(snap: Any) -> None:
+    healthy = rehearsed(distillation, True)
+    found = drags(neutracer.diff(healthy, snap))
+    [serious] = [one for one in found if str(one.severity) == "serious"]
+    assert serious.bytes == 5 * 32 * MIB
+    assert str(serious.advice[0]).startswith("Put torch.no_grad() around")
+    assert not [one for one in drags(neutracer.diff(snap, healthy)) if one.bytes > 32 * MIB]
+    assert not drags(neutracer.diff(snap, snap))
+    # Recordings without uses say nothing of it.
+    assert not drags(neutracer.diff(PLAIN, PLAIN))
+    # What grew says what it was.
+    less = replace(serious, bytes=serious.bytes - 50 * MIB)
+    [grown] = more_drag((less,), (serious,), peak=1000 * MIB)
+    assert str(grown.evidence[-1]) == "110 MiB before."
+    assert not list(more_drag((less,), (serious,), peak=10_000 * MIB))
