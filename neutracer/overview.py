@@ -60,7 +60,7 @@ from neutracer.trace.stacks import (
 from neutracer.trace.timeline import Timeline, unused_share
 from neutracer.trace.uses import UNKNOWN
 from neutracer.units import format_bytes, format_count, format_duration_us, format_event
-from neutracer.whatif.drag import drag_findings
+from neutracer.whatif.drag import MOST_EVENTS, drag_findings
 
 if TYPE_CHECKING:
     from neutracer.oom.explain import ExplainReport
@@ -698,6 +698,7 @@ _KIND_WORDS = {
     "fragmentation_peak": "the peak",
     "cycle_garbage": "garbage",
     "non_torch": "memory that is not PyTorch's",
+    "drag": "memory kept past its last use",
 }
 
 
@@ -722,6 +723,8 @@ def not_looked_at(snap: Snapshot, device: int, no_growth: str) -> dict[str, str]
     has_device = not (snap.is_pinned or snap.is_cpu or snap.rehearsed is not None)
     if has_device and (room is None or room.other_bytes is None):
         found["non_torch"] = "no JSON beside the file has the device's figures"
+    if has_uses(snap.timeline(device)) and len(snap.timeline(device)) > MOST_EVENTS:
+        found["drag"] = "the trace is long: neutracer drag looks at it"
     return found
 
 
@@ -1010,8 +1013,9 @@ class OverviewReport(Report):
         if self.rehearsed:
             # Whether it fits is the answer.
             return ""
-        # Only a card has memory that is not PyTorch's.
-        absent = () if any(device.device >= 0 for device in self.devices) else ("non_torch",)
+        # Only a card has memory that is not PyTorch's, and few recordings have uses.
+        has_card = any(device.device >= 0 for device in self.devices)
+        absent = ("drag",) if has_card else ("drag", "non_torch")
         unseen = {*self.not_looked_at, *absent}
         seen = ["fragmentation"] if any(device.end_known for device in self.devices) else []
         seen += [words for kind, words in _KIND_WORDS.items() if kind not in unseen]

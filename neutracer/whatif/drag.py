@@ -327,8 +327,8 @@ def _within(lives: _Lives, event: int, made: Frame) -> Frame | None:
 # Lines whose peak is replayed, those with the most bytes in drag or void.
 _MOST_REPLAYS = 20
 
-# Longer traces are left to `drag`: reports of everything would take a minute for a million events.
-_MOST_EVENTS = 200_000
+#: Longer traces are left to `drag`: reports of everything would take a minute for a million events.
+MOST_EVENTS = 200_000
 
 # Lines of the page, and the least share of the peak that they have; the JSON has all.
 _SHOWN, _SMALL = 10, 0.001
@@ -516,7 +516,7 @@ def drag_findings(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
     """The findings of `drag` on one device; none of a snapshot without uses, and none where the
     trace can't be replayed or is too long for a report of everything."""
     is_native = snap.is_cpu or snap.settings_in_force["native_backend"]
-    if len(timeline) > _MOST_EVENTS or not has_uses(timeline) or not is_native:
+    if len(timeline) > MOST_EVENTS or not has_uses(timeline) or not is_native:
         return ()
     lives, peak = _Lives(snap, timeline), timeline.peak("allocated")
     try:
