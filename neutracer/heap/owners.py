@@ -250,6 +250,8 @@ UNSEEN = "a value in use or C code"
 #: Said of blocks whose objects no root leads to, and nothing in use.
 GARBAGE = "garbage: only Python's collector frees it"
 _IN_CXX = "no name leads to it: C++ of PyTorch keeps its tensor"
+#: Said of leaves that nothing but C++ keeps, where autocast keeps its casts of leaves.
+AUTOCAST = "autocast's cache"
 #: Said of blocks whose objects nothing but C code refers to.
 IN_USE = "no name leads to it: a value in use, or C code"
 _TOO_LARGE = "no Python object seen: an autograd graph is too large to follow"
@@ -419,12 +421,21 @@ def _of_block(tensors: Sequence[Found | None], nothing: str) -> tuple[tuple[_Nam
     if loose:
         best = min(loose, key=lambda way: len(way.edges))
         return (_Name(UNSEEN), *_names_of(best)), ""
-    if any(one.native for one in known):
-        return (), _IN_CXX
+    native = [one for one in known if one.native]
+    if native:
+        leaves = any(one.target.tensor and one.target.tensor.requires_grad for one in native)
+        return (), AUTOCAST if leaves and _autocast_keeps() else _IN_CXX
     # What is in a cycle has a referrer; an operand of a running expression may have none.
     if any(one.unexplained or one.ways or not one.referrers for one in known):
         return (), IN_USE
     return (), GARBAGE
+
+
+def _autocast_keeps() -> bool:
+    """Whether autocast, of some device, is on in this thread, and keeps what it has cast."""
+    torch = sys.modules["torch"]
+    devices = ("cuda", "cpu")
+    return torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, devices))
 
 
 def _is_telling(way: Way) -> bool:

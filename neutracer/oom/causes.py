@@ -12,7 +12,7 @@ from itertools import combinations, pairwise, takewhile, zip_longest
 from math import isqrt, prod
 from typing import Any
 
-from neutracer.heap.owners import GARBAGE, IN_USE, SLICES, UNSEEN
+from neutracer.heap.owners import AUTOCAST, GARBAGE, IN_USE, SLICES, UNSEEN
 from neutracer.oom.bill import Bill
 from neutracer.oom.case import KINDS, Case, Cause, Remedy, Verdict, free_bytes, least_worth
 from neutracer.oom.facts import UNIT
@@ -994,6 +994,12 @@ _ON_COPIES = (
 
 # A part of a chain of holders that tells what to edit, and the edit; the first that matches.
 _HOLDERS = (
+    (
+        re.compile(AUTOCAST),
+        "enter torch.autocast() for each call, not around the loop, or pass cache_enabled=False: "
+        "until its outermost block ends it keeps its copy of each leaf that needs gradients, and "
+        "the leaf",
+    ),
     (re.compile("|".join(_OF_AN_EXCEPTION)), _ON_EXCEPTIONS),
     (re.compile(r"\.grad → autograd graph"), _ON_GRADIENTS),
     (

@@ -719,6 +719,9 @@ _COMPARED = 8
 # A step that asks for so many times what any before asked for at that point is a larger one.
 _LARGER = 1.1
 
+# The least part of what a step needed that tells how much larger another one is at that point.
+_TELLING_PART = 0.05
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -754,7 +757,8 @@ def demand_of(timeline: Timeline, rounds: Rounds | None, failure: Failure) -> De
     """What the steps up to a failure needed.
 
     The failing step is compared with those before it at the same point, which is after as
-    many allocations: it needs as many times their bytes in all as it had taken there.
+    many allocations: it needs as many times their bytes in all as it had taken there; or, where
+    they had hardly begun, as much as they did on top of that.
 
     Args:
         timeline: Of the device.
@@ -779,10 +783,16 @@ def demand_of(timeline: Timeline, rounds: Rounds | None, failure: Failure) -> De
     points = same_points(timeline, begins, failure.event)
     # How many times as much the failing step had taken as each of these had at the same point.
     taken = {at: live[point.last] - floors[at] for at, point in points.items()}
-    ratios = [max(so_far / taken[at], points[at].outruns) for at in points if taken[at] > 0]
-    scale = sorted(ratios)[len(ratios) // 2] if ratios else 0.0
-    recent = sorted(needs[-_COMPARED:])
-    expected = int(scale * recent[len(recent) // 2]) if scale else recent[len(recent) // 2]
+    wholes = {at: peaks[at] - floors[at] for at in points}
+    ratios = [
+        max(so_far / taken[at], points[at].outruns)
+        for at in points
+        if taken[at] > 0 and taken[at] >= _TELLING_PART * wholes[at]
+    ]
+    recent = sorted(needs[-_COMPARED:])[len(needs[-_COMPARED:]) // 2]
+    scale = sorted(ratios)[len(ratios) // 2] if ratios else 1.0
+    # Where all had taken next to nothing there, what was still to come says nothing of its size.
+    expected = int(scale * recent) + (so_far if points and not ratios else 0)
     return Demand(
         floor=floors[-1],
         typical=sorted(needs)[len(needs) // 2],

@@ -13,7 +13,15 @@ import pytest
 
 from neutracer.heap.alive import Found
 from neutracer.heap.objects import Node
-from neutracer.heap.owners import GARBAGE, IN_USE, NO_OBJECT, UNSEEN, _of_block, holders_of
+from neutracer.heap.owners import (
+    AUTOCAST,
+    GARBAGE,
+    IN_USE,
+    NO_OBJECT,
+    UNSEEN,
+    _of_block,
+    holders_of,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -298,6 +306,21 @@ def test_garbage_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         gc.enable()
     assert found == {"line": "garbage: only Python's collector frees it"}
+
+
+def test_leaf_in_the_cache_of_autocast_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+    def attacked():
+        layer, image = torch.nn.Linear(64, 64), torch.ones(256, 64, requires_grad=True)
+        layer(image)
+        at(image)
+
+    def ask(holders_of):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            attacked()
+            return holders_of({"line": blocks})["line"]
+    """
+    assert run(monkeypatch, text)["ask"](holders_of) == AUTOCAST
 
 
 @pytest.mark.parametrize(("referrers", "said"), [(0, IN_USE), (1, GARBAGE)])
