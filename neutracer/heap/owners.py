@@ -434,8 +434,12 @@ def _of_block(tensors: Sequence[Found | None], nothing: str) -> tuple[tuple[_Nam
 def _autocast_keeps() -> bool:
     """Whether autocast, of some device, is on in this thread, and keeps what it has cast."""
     torch = sys.modules["torch"]
-    devices = ("cuda", "cpu")
-    return torch.is_autocast_cache_enabled() and any(map(torch.is_autocast_enabled, devices))
+    try:
+        is_on = any(map(torch.is_autocast_enabled, ("cuda", "cpu")))
+    except TypeError:
+        # Before torch 2.4 it takes no device, and is about CUDA.
+        is_on = torch.is_autocast_enabled()
+    return bool(is_on and torch.is_autocast_cache_enabled())
 
 
 def _is_telling(way: Way) -> bool:

@@ -473,7 +473,7 @@ def unreasonable_request(case: Case) -> Verdict | None:
             Note("The file does not say how large the device is; give capacity= (--capacity).")
         )
     advice = (
-        *_broadcast(case),
+        *_of_request(case),
         Note("check the shapes on that line: an outer product, all pairs, a mask, a wrong axis"),
     )
     message = f"one request of {format_bytes(size)}, more than the {format_bytes(ceiling)} {has}"
@@ -1326,11 +1326,10 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
             f"{demand.steps} before it needed {most} more, the median "
             f"{format_bytes(demand.typical)}."
         ),
-        Note("Needed at the same point by those before it, and so scaled to its end."),
+        Note("An estimate, by what those before it needed at the same point and after it."),
     ]
     advice: tuple[Note, ...] = (
-        *((Note(known, case.place),) if (known := _signature(case.stack)) else ()),
-        *_broadcast(case),
+        *_of_request(case),
         *_without_graph(case),
         Note(
             f"bound what varies from {demand.unit} to {demand.unit} (tokens, nodes or pixels of a "
@@ -1415,7 +1414,7 @@ def new_holder(case: Case, trials: Trials) -> Verdict | None:
     else:
         advice = (Note("make it on the CPU, or drop it before the next step:", first.place),)
         remedy = Remedy("release", place=first.place, callers=first.callers)
-    advice = (*_broadcast(case), *advice)
+    advice = (*_of_request(case), *advice)
     return Verdict("capacity", total, evidence, advice, message, True, remedy)
 
 
@@ -1736,6 +1735,12 @@ def _signature(
             if part in path and name in frame.name:
                 return advice
     return ""
+
+
+def _of_request(case: Case) -> tuple[Note, ...]:
+    """What the request alone tells: the library that made it has a signature, or its size one."""
+    text = _signature(case.stack)
+    return (*((Note(f"{text}:", case.place),) if text else ()), *_broadcast(case))
 
 
 def _signature_of_most(case: Case) -> str:
@@ -2066,6 +2071,7 @@ def _trial_of(trials: Trials, case: Case, verdict: Verdict) -> Trial | None:
         return trials.setting(remedy.setting) if remedy.setting else None
     if verdict.kind == "cache_growth":
         return trials.bounded(f"keep what {_by(verdict)} at its first size")
+    # What the failing round itself made is not let go of at the end of one.
     if verdict.frees and verdict.kind != "capacity":
         return trials.release(f"let go of what {_by(verdict)}", verdict.frees)
     return None

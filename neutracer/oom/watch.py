@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -45,8 +45,8 @@ from neutracer.recording.program import run_program
 from neutracer.recording.recorder import (
     HISTORY,
     dumped,
-    living_tensors,
     other_allocator,
+    tensors_and_trained,
     torch_with_cuda,
 )
 from neutracer.recording.sidecar import file_stem, sidecar, write_text
@@ -214,7 +214,7 @@ def _garbage(device: int) -> tuple[int | None, tuple[int, ...]]:
     return int(part["bytes"] + part["loose_bytes"]), tuple(sorted(part["storages"]))
 
 
-def _untrained(trained: set[int]) -> tuple[int, ...]:
+def _untrained(trained: Collection[int]) -> tuple[int, ...]:
     """Where the memory begins that autograd has for parameters that no optimizer has; none where
     ranks may train parts of parameters that are no objects of the model."""
     distributed = sys.modules.get("torch.distributed")
@@ -328,9 +328,8 @@ class _Work:
         if facts is None:
             facts = OomFacts(device=told.device, segment_bytes=told.asked_bytes)
         facts = replace(facts, collects=self._collects)
-        trained: set[int] = set()
-        tensors = self._tried("the program's tensors", lambda: living_tensors("cuda", trained))
-        tensors = tensors or {}
+        asked = self._tried("the program's tensors", lambda: tensors_and_trained("cuda"))
+        tensors, trained = asked or ({}, frozenset())
         untrained = self._tried("the program's graphs", lambda: _untrained(trained))
         facts = replace(facts, untrained_addresses=untrained or ())
         process = self._tried("memory_stats()", lambda: self._process(tensors)) or {}
@@ -775,7 +774,7 @@ class OomWatch(StaysHere, instead="it watches this process: send its .reports"):
         self._seen += 1
         self._notes.pop(threading.get_ident(), None)
         frame = asking_frame()
-        stack = python_stack(frame)
+        stack = python_stack(frame or _backward_frame())
         site = site_of(told.device, stack)
         # Of several threads each gets its report, in the time that one may take.
         begin = time.monotonic()

@@ -116,16 +116,17 @@ def follow(events: int, frames: int) -> Callable[[], None]:
     return hooks.follow(events, frames)
 
 
-def living_tensors(device_type: str, trained: set[int] | None = None) -> TensorBlocks:
-    """By device, the addresses of parameters (and buffers), gradients and optimizer states.
+def living_tensors(device_type: str) -> TensorBlocks:
+    """By device, the addresses of parameters (and buffers), gradients and optimizer states."""
+    return tensors_and_trained(device_type)[0]
 
-    Args:
-        trained: Gets the ids of all parameters that optimizers have, unless most are copies of
-            those of modules, as in mixed precision by libraries.
-    """
+
+def tensors_and_trained(device_type: str) -> tuple[TensorBlocks, frozenset[int]]:
+    """What `living_tensors` gives, and the ids of all parameters that optimizers have; none where
+    most of these are copies of those of modules, as in mixed precision by libraries."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(getattr(torch, "optim", None), "Optimizer"):
-        return {}
+        return {}, frozenset()
     core.tensor_prepare()
     found: dict[str, dict[int, Any]] = {"gradient": {}, "optimizer_state": {}, "parameter": {}}
     found["optimized"] = {}
@@ -133,8 +134,7 @@ def living_tensors(device_type: str, trained: set[int] | None = None) -> TensorB
         found[category][id(tensor)] = tensor
     optimized = found.pop("optimized")
     shared = optimized.keys() & found["parameter"].keys()
-    if trained is not None and 2 * len(shared) > len(optimized):
-        trained.update(optimized)
+    trained = frozenset(optimized if 2 * len(shared) > len(optimized) else ())
     found["parameter"].update(optimized)
     parameters = found["parameter"].values()
     found["gradient"] = {id(one): one for one in _gradients(torch, parameters)}
@@ -146,7 +146,7 @@ def living_tensors(device_type: str, trained: set[int] | None = None) -> TensorB
             if facts is not None and facts["device_type"] == device_type and facts["data_ptr"]:
                 device = max(facts["device_index"], 0)
                 blocks.setdefault(device, {})[facts["data_ptr"]] = category
-    return blocks
+    return blocks, trained
 
 
 def _held(torch: Any) -> Iterator[tuple[str, Any]]:

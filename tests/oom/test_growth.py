@@ -122,6 +122,24 @@ def test_failing_step_is_scaled_by_those_before_it() -> None:
     assert demand_of(timeline, None, None) is None  # type: ignore[arg-type]
 
 
+def test_step_is_not_scaled_by_what_others_had_hardly_begun() -> None:
+    recording = Recording()
+    recording.own(100, "keep")
+    room = recording.segment(400)
+    for number in range(8):
+        recording.metadata = f"step {number}"
+        first = recording.alloc(room, 0.125, "forward")
+        second = recording.alloc(room + 100 * MIB, 40, "backward")
+        recording.free(second)
+        recording.free(first)
+    recording.metadata = "step 8"
+    recording.oom(400, device_free=0, stack="forward")
+    step = neutracer.explain(neutracer.load(recording.dumped())).step
+    assert step is not None
+    # Not 3,200 times 40.125: what the others made then comes on top.
+    assert step.expected_bytes == int(440.125 * MIB)
+
+
 def test_step_larger_than_any_before_is_capacity() -> None:
     recording = Recording()
     recording.own(100, "keep")

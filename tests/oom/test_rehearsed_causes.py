@@ -314,6 +314,17 @@ def one_wide_layer() -> Any:
     return wide(inputs), wide(inputs)
 
 
+def jacobian_of_all_rows() -> Any:
+    layer = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh()).cuda()
+    optimizer = torch.optim.SGD(layer.parameters())
+    for _ in range(12):
+        optimizer.zero_grad()
+        layer(batch(512, 256)).sum().backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return torch.func.jacrev(lambda rows: layer(rows).sum(1))(batch(512, 256))
+
+
 @cache
 def rehearsed(program: Callable[[], None], mib: int) -> neutracer.Snapshot:
     return neutracer.rehearse(program, steps=1, capacity=f"{mib}MiB")
@@ -403,6 +414,15 @@ def test_history_of_lbfgs_is_named() -> None:
     assert "pass a smaller history_size=" in first.advice[0].text
     assert first.remedy is not None
     assert first.remedy.action == "configure"
+
+
+@pytest.mark.parametrize(("mib", "kind"), [(100, "unreasonable_request"), (300, "capacity")])
+def test_jacobian_is_made_in_chunks(mib: int, kind: str) -> None:
+    first = ran_out(jacobian_of_all_rows, mib)
+    assert first.kind == kind
+    assert "pass chunk_size= to it" in first.advice[0].text
+    assert first.advice[0].place is not None
+    assert first.advice[0].place.filename == "test_rehearsed_causes.py"
 
 
 def test_output_of_a_module_is_no_copy_of_its_input() -> None:

@@ -12,7 +12,7 @@ import pytest
 from bundle import snapshot
 
 import neutracer
-from neutracer.recording.recorder import living_tensors
+from neutracer.recording.recorder import living_tensors, tensors_and_trained
 from neutracer.trace.beside import TENSOR_CATEGORIES, beside_file, plain_tensors
 from neutracer.trace.roles import CATEGORIES, FIRST_TOLD, RULES
 
@@ -35,6 +35,16 @@ def test_parameters_gradients_and_states_are_found() -> None:
     assert told[model[1].running_mean.data_ptr()] == "parameter"
     assert torch.ones(3).data_ptr() not in told
     assert living_tensors("cuda") == {}
+
+
+def test_parameters_of_optimizers_are_trained_unless_they_are_copies() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    assert {id(one) for one in model.parameters()} <= tensors_and_trained("cpu")[1]
+    masters = [torch.zeros(4, 4, requires_grad=True) for _ in range(5)]
+    other = torch.optim.SGD(masters)
+    assert tensors_and_trained("cpu")[1] == frozenset()
+    del optimizer, other
 
 
 def test_nobodys_python_runs_for_it() -> None:
