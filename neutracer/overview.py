@@ -60,7 +60,7 @@ from neutracer.trace.stacks import (
 from neutracer.trace.timeline import Timeline, unused_share
 from neutracer.trace.uses import UNKNOWN
 from neutracer.units import format_bytes, format_count, format_duration_us, format_event
-from neutracer.whatif.drag import MOST_EVENTS, drag_findings
+from neutracer.whatif.drag import drag_findings
 
 if TYPE_CHECKING:
     from neutracer.oom.explain import ExplainReport
@@ -723,8 +723,6 @@ def not_looked_at(snap: Snapshot, device: int, no_growth: str) -> dict[str, str]
     has_device = not (snap.is_pinned or snap.is_cpu or snap.rehearsed is not None)
     if has_device and (room is None or room.other_bytes is None):
         found["non_torch"] = "no JSON beside the file has the device's figures"
-    if has_uses(snap.timeline(device)) and len(snap.timeline(device)) > MOST_EVENTS:
-        found["drag"] = "the trace is long: neutracer drag looks at it"
     return found
 
 

@@ -134,6 +134,48 @@ timeline_peak(PyObject *self, PyObject *arg)
     return Py_BuildValue("iK", (int)peak.event, (unsigned long long)peak.bytes);
 }
 
+static bool
+timeline_has_events(const int32_t *events, size_t count, size_t event_count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (events[i] >= 0 && (size_t)events[i] >= event_count) {
+            return false;
+        }
+    }
+    return true;
+}
+
+PyDoc_STRVAR(
+    peak_if_freed_doc,
+    "peak_if_freed(ends, /)\n--\n\n"
+    "The peak of allocated if blocks had been freed earlier: `ends` has 32\n"
+    "bits an allocation, the event after which it is freed, or -1.");
+
+static PyObject *
+timeline_peak_if_freed(PyObject *self, PyObject *arg)
+{
+    const nt_timeline *t = timeline_of(self)->timeline;
+    const size_t count = nt_timeline_allocations(t)->count;
+    Py_buffer ends;
+    if (PyObject_GetBuffer(arg, &ends, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    if ((size_t)ends.len != count * sizeof(int32_t) ||
+        !timeline_has_events(ends.buf, count, nt_timeline_event_count(t))) {
+        PyBuffer_Release(&ends);
+        PyErr_SetString(PyExc_ValueError, "no event of the trace for each allocation");
+        return NULL;
+    }
+    uint64_t peak = 0;
+    nt_error err = {.offset = NT_NO_OFFSET};
+    nt_status status;
+    Py_BEGIN_ALLOW_THREADS status =
+        nt_timeline_peak_if_freed(t, ends.buf, &peak, &err);
+    Py_END_ALLOW_THREADS PyBuffer_Release(&ends);
+    return status == NT_OK ? PyLong_FromUnsignedLongLong(peak)
+                           : nt_py_raise(status, &err);
+}
+
 PyDoc_STRVAR(facts_doc,
              "facts()\n--\n\nWhat the replay found out about the trace: a dict.");
 
@@ -272,6 +314,7 @@ static PyMethodDef timeline_methods[] = {
     {"tables", timeline_tables, METH_NOARGS, tables_doc},
     {"series", timeline_series, METH_O, series_doc},
     {"peak", timeline_peak, METH_O, peak_doc},
+    {"peak_if_freed", timeline_peak_if_freed, METH_O, peak_if_freed_doc},
     {"broken", timeline_broken, METH_NOARGS, broken_doc},
     {"facts", timeline_facts, METH_NOARGS, facts_doc},
     {"layout", timeline_layout, METH_O, layout_doc},

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
@@ -67,14 +66,10 @@ class Lives:
 def peak_if_freed(timeline: Timeline, ends: Iterable[tuple[int, int]]) -> int:
     """The peak of allocated if some blocks had been freed earlier, each of the size it has: of each
     its row, and the event after which it is freed."""
-    sizes, freed = (timeline.allocations.codes(name) for name in ("size", "free_event"))
-    changes = array("q", bytes(8 * (len(timeline) + 1)))
+    last = array("i", [NEVER]) * len(timeline.allocations)
     for row, end in ends:
-        changes[end + 1] += sizes[row]
-        changes[freed[row] if freed[row] >= 0 else -1] -= sizes[row]
-    less = accumulate(changes[:-1])
-    left = (have - gone for have, gone in zip(timeline.allocated, less, strict=True))
-    return max(int(timeline.facts["start_bytes"][0]), max(left, default=0))
+        last[row] = end
+    return timeline.native.peak_if_freed(last)
 
 
 def _end_of(snap: Snapshot, timeline: Timeline) -> int:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import linecache
 import re
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import takewhile
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import cast
 
-from neutracer.errors import NeutracerError
 from neutracer.question import first_findings, opened
 from neutracer.render.document import (
     Block,
@@ -33,22 +32,27 @@ from neutracer.render.document import (
 )
 from neutracer.render.report import Finding, PlacedRow, PlainRow, Report, ranked
 from neutracer.trace.events import device_name, shown_device
-from neutracer.trace.lives import Lives, has_uses, peak_if_freed
+from neutracer.trace.lives import Lives, has_uses
+from neutracer.trace.roles import CATEGORIES
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.stacks import Frame, base_name, is_own
 from neutracer.trace.timeline import Moment, Timeline
 from neutracer.trace.uses import NEVER, UNKNOWN, unseen_uses
 from neutracer.units import format_bytes, format_count, format_share
-from neutracer.whatif.settings import refuse_others
 
 # ---- Lives -------------------------------------------------------------------------------
 
 #: The states of a block at a moment.
 STATES = ("in_use", "drag", "lag", "void", "unknown")
 
-# The core's code for a block that ends as recorded.
+# The core's code for a block that ends as recorded, and its codes of actions.
 _AS_RECORDED = -1
+_ALLOC, _FREE_REQUESTED, _FREE_COMPLETED = range(3)
+
+# The stacks that made a block, used it last and freed it (-1: it is not freed), its category, and
+# whether it lives on through a whole step. One edit frees all blocks of one kind.
+_Kind = tuple[int, int, int, int, bool]
 
 _NO_USES = (
     "the snapshot has no uses: record them ('neutracer run --uses 3 PROGRAM'), or rehearse the "
@@ -63,20 +67,46 @@ class _Lives(Lives):
         super().__init__(snap, timeline)
         self.sizes: Sequence[int] = timeline.allocations.codes("size").tolist()
         self.stacks: Sequence[int] = timeline.events.codes("stack").tolist()
+        self.actions = timeline.events.codes("action")
         self._frames: dict[int, tuple[Frame, ...]] = {}
 
     def is_held(self, row: int) -> bool:
         """Whether a block lives on through a whole step that does not use it: no local variable of
         a step keeps it then."""
-        steps = self.timeline.steps.steps
-        at = bisect_right(steps, self.last[row], key=attrgetter("first"))
         end = self.freed[row] if self.is_freed(row) else len(self.timeline)
-        return at < len(steps) and steps[at].first <= self._last_step and steps[at].end <= end
+        return self._held_from[self.last[row]] <= end
+
+    @cached_property
+    def _held_from(self) -> list[int]:
+        """By the event of a last use, the end of the next whole step."""
+        found: list[int] = []
+        for step in self.timeline.steps.steps:
+            if step.first <= self._last_step:
+                found += [step.end] * (step.first - len(found))
+        never = len(self.timeline) + 1
+        return found + [never] * (len(self.timeline) - len(found))
+
+    def kinds(self, stacks: Set[int]) -> Iterator[tuple[int, _Kind]]:
+        """The rows that some stacks made, each with its kind; none that the uses do not show."""
+        columns = (self.made, self.first, self.last, self.freed, self.timeline.categories.codes)
+        by_event, held, trace_end, count = self.stacks, self._held_from, self._end, len(self.stacks)
+        for row, (made, first, last, freed, code) in enumerate(zip(*columns, strict=True)):
+            if made >= 0 and first != UNKNOWN and by_event[made] in stacks:
+                if 0 <= freed <= trace_end:
+                    is_held = held[last] <= freed
+                    yield row, (by_event[made], by_event[last], by_event[freed], code, is_held)
+                else:
+                    yield row, (by_event[made], by_event[last], -1, code, held[last] <= count)
 
     def alive(self, event: int) -> list[int]:
         """The rows allocated after an event."""
         lives = enumerate(zip(self.made, self.freed, strict=True))
         return [row for row, (begin, end) in lives if begin <= event and (end > event or end == -1)]
+
+    @cached_property
+    def peak_states(self) -> dict[int, str]:
+        """The state of each row that is alive at the peak."""
+        return self.states(self.timeline.peak("allocated").event)
 
     def states(self, event: int) -> dict[int, str]:
         """The state of each row that is alive after an event."""
@@ -95,10 +125,9 @@ class _Lives(Lives):
     def _operator_at(self, event: int) -> int:
         """The first request of the operator that is under way at an event: what it makes is in
         use by it."""
-        actions = self.timeline.events["action"]
         begun = event
         while begun > 0 and self.stacks[begun - 1] == self.stacks[event]:
-            if str(actions[begun - 1]).startswith("free"):
+            if self.actions[begun - 1] in (_FREE_REQUESTED, _FREE_COMPLETED):
                 break
             begun -= 1
         return begun
@@ -117,8 +146,8 @@ class _Lives(Lives):
     @cached_property
     def requests(self) -> list[int]:
         """The events that are requests."""
-        actions = self.timeline.events["action"]
-        return [event for event, action in enumerate(actions) if action in ("alloc", "oom")]
+        find = self.timeline.events.find
+        return sorted((*find("action", "alloc"), *find("action", "oom")))
 
     def requests_between(self, event: int, end: int) -> Iterator[int]:
         """The requests after one event, up to another."""
@@ -150,16 +179,31 @@ class _Lives(Lives):
         at = bisect_right(passes, event, key=itemgetter(0)) - 1
         return at >= 0 and event < passes[at][1]
 
-    def last_uses(self, rows: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """Of some rows those whose last use is known, each with its event."""
-        return ((row, self.last[row]) for row in rows if self.made[row] >= 0 and self.is_known(row))
-
     def ends(self, rows: Iterable[int]) -> array[int]:
         """By event, the event after which its block is freed: of some rows the last use."""
         ends = array("i", [_AS_RECORDED]) * len(self.timeline)
-        for row, last in self.last_uses(rows):
-            ends[self.made[row]] = last
+        for row in rows:
+            if self.made[row] >= 0 and self.is_known(row):
+                ends[self.made[row]] = self.last[row]
         return ends
+
+    def peak_without(self, rows: Iterable[int] | None = None) -> int:
+        """The peak of allocated if all blocks, or these, end at their last use."""
+        if rows is None:
+            return self.timeline.native.peak_if_freed(self._ends)
+        ends = array("i", [_AS_RECORDED]) * len(self)
+        for row in rows:
+            ends[row] = self._ends[row]
+        return self.timeline.native.peak_if_freed(ends)
+
+    @cached_property
+    def _ends(self) -> array[int]:
+        """By row, the last use where it is known."""
+        ends = (
+            last if made >= 0 and self.is_known(row) else _AS_RECORDED
+            for row, (made, last) in enumerate(zip(self.made, self.last, strict=True))
+        )
+        return array("i", ends)
 
 
 # ---- Edits -------------------------------------------------------------------------------
@@ -186,38 +230,31 @@ def _line(frame: Frame) -> str:
     return f"{base_name(frame.filename)}:{frame.line}"
 
 
-def _together(lives: _Lives) -> Iterator[list[int]]:
-    """Rows that one thing kept: freed one after the other from one place."""
-    by_event = {freed: row for row, freed in enumerate(lives.freed) if lives.is_freed(row)}
-    actions = lives.timeline.events["action"]
-    group: list[int] = []
-    before = -1
-    for event in sorted(by_event):
-        # Between the requests of two frees the first is completed, and may leave a segment empty.
-        between = actions[before + 1 : event]
-        follows = (
-            group
-            and len(between) < _BETWEEN_FREES
-            and not {"alloc", "free_requested"}.intersection(between)
-            and lives.stacks[event] == lives.stacks[before]
-        )
-        if group and not follows:
-            yield group
-            group = []
-        group.append(by_event[event])
-        before = event
-    if group:
-        yield group
-
-
-def _saved_for_nothing(lives: _Lives) -> dict[int, Frame]:
-    """By row the line of a forward pass whose intermediate results no backward pass used.
+class _SavedForNothing:
+    """The line of a forward pass whose intermediate results no backward pass used, by row.
 
     Such a pass makes several blocks that nothing uses after it, and that go all at once: with the
     graph that saved them. Without a graph each would have gone within the pass.
     """
-    found: dict[int, Frame] = {}
-    for rows in _together(lives):
+
+    def __init__(self, lives: _Lives) -> None:
+        self._lives = lives
+        rows = {freed: row for row, freed in enumerate(lives.freed) if freed >= 0}
+        self._frees = [event for event in sorted(rows) if lives.is_freed(rows[event])]
+        self._rows = [rows[event] for event in self._frees]
+        self._found: dict[int, Frame | None] = {}
+
+    def line(self, row: int) -> Frame | None:
+        """The line that made a block which no backward pass used; None for others."""
+        if row not in self._found:
+            rows = self._together(row)
+            self._found.update(dict.fromkeys(rows))
+            self._found.update(self._lines(rows))
+        return self._found[row]
+
+    def _lines(self, rows: list[int]) -> dict[int, Frame]:
+        found: dict[int, Frame] = {}
+        lives = self._lives
         calls: dict[Frame, list[int]] = defaultdict(list)
         kept = [row for row in rows if _is_inner(lives, row)]
         used = max((lives.last[row] for row in kept), default=0)
@@ -228,7 +265,30 @@ def _saved_for_nothing(lives: _Lives) -> dict[int, Frame]:
         for call, inner in calls.items():
             if len(inner) > 1 and _is_past(lives, call, inner):
                 found.update(dict.fromkeys(inner, call))
-    return found
+        return found
+
+    def _together(self, row: int) -> list[int]:
+        """The rows that one thing kept: freed one after the other from one place."""
+        if not self._lives.is_freed(row):
+            return [row]
+        at = bisect_left(self._frees, self._lives.freed[row])
+        begin, end = at, at + 1
+        while begin > 0 and self._follows(begin):
+            begin -= 1
+        while end < len(self._frees) and self._follows(end):
+            end += 1
+        return self._rows[begin:end]
+
+    def _follows(self, at: int) -> bool:
+        """Whether a free comes with the one before it. Between the requests of two frees the first
+        is completed, and may leave a segment empty."""
+        before, event = self._frees[at - 1 : at + 1]
+        between = self._lives.actions[before + 1 : event]
+        return (
+            len(between) < _BETWEEN_FREES
+            and not {_ALLOC, _FREE_REQUESTED}.intersection(between)
+            and self._lives.stacks[event] == self._lives.stacks[before]
+        )
 
 
 def _call_of(lives: _Lives, row: int, used: int) -> Frame | None:
@@ -266,18 +326,17 @@ def _is_past(lives: _Lives, call: Frame, inner: list[int]) -> bool:
     return not any(lives.in_backward(lives.last[row]) for row in made)
 
 
-def _edit(lives: _Lives, row: int, category: str, saved: dict[int, Frame]) -> _Edit:
+def _edit(lives: _Lives, row: int, category: str, saved: _SavedForNothing) -> _Edit:
     """The smallest edit that would free a block at its last use, as far as frames tell."""
     freed = lives.freed[row]
     if category != "gradient" and (lives.in_backward(freed) or lives.in_backward(lives.made[row])):
         return _Edit("", _AUTOGRAD)
     if lives.is_held(row):
         return _Edit("release", _HELD)
-    if row in saved:
-        line = _line(saved[row])
-        return _Edit(
-            "no_grad", f"put torch.no_grad() around {line}: no backward pass uses its graph"
-        )
+    call = saved.line(row)
+    if call is not None:
+        text = f"put torch.no_grad() around {_line(call)}: no backward pass uses its graph"
+        return _Edit("no_grad", text)
     if lives.is_freed(row) and (category == "gradient" or lives.is_zero_grad(freed)):
         return _Edit("zero_grad", "call optimizer.zero_grad() right after optimizer.step()")
     frames = lives.frames(lives.made[row]) if lives.made[row] >= 0 else ()
@@ -326,9 +385,6 @@ def _within(lives: _Lives, event: int, made: Frame) -> Frame | None:
 
 # Lines whose peak is replayed, those with the most bytes in drag or void.
 _MOST_REPLAYS = 20
-
-#: Longer traces are left to `drag`: reports of everything would take a minute for a million events.
-MOST_EVENTS = 200_000
 
 # Lines of the page, and the least share of the peak that they have; the JSON has all.
 _SHOWN, _SMALL = 10, 0.001
@@ -477,7 +533,7 @@ def drag(source: Snapshot | SnapshotSource, device: int | None = None) -> DragRe
         The report; `.lines` are the lines with such memory at the peak, most savings first.
 
     Raises:
-        ValueError: The snapshot has no uses, or is not of PyTorch's native CUDA allocator.
+        ValueError: The snapshot has no uses.
 
     Example:
         >>> import torch, neutracer
@@ -491,20 +547,17 @@ def drag(source: Snapshot | SnapshotSource, device: int | None = None) -> DragRe
         (4194304, 'del out before step.py:4 makes its next tensor')
     """
     snap = opened(source)
-    if not snap.is_cpu:
-        refuse_others(snap)
     number = snap.device(device)
     timeline = snap.timeline(number)
     unseen = unseen_uses(snap.settings)
     if not has_uses(timeline):
         raise ValueError("; ".join((_NO_USES, *unseen)))
     lives = _Lives(snap, timeline)
-    peak, replays = timeline.peak("allocated"), _Replays(lives)
-    lines = _lines(lives, replays)
+    peak, lines = timeline.peak("allocated"), _lines(lives)
     return DragReport(
         device=shown_device(snap, number),
         peak_allocated_bytes=peak.bytes,
-        least_peak_bytes=peak.bytes - replays.saved(range(len(lives))),
+        least_peak_bytes=lives.peak_without(),
         moments=tuple(_moments(lives)),
         lines=tuple(lines),
         unseen=unseen,
@@ -513,56 +566,24 @@ def drag(source: Snapshot | SnapshotSource, device: int | None = None) -> DragRe
 
 
 def drag_findings(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
-    """The findings of `drag` on one device; none of a snapshot without uses, and none where the
-    trace can't be replayed or is too long for a report of everything."""
-    is_native = snap.is_cpu or snap.settings_in_force["native_backend"]
-    if len(timeline) > MOST_EVENTS or not has_uses(timeline) or not is_native:
+    """The findings of `drag` on one device; none of a snapshot without uses."""
+    if not has_uses(timeline):
         return ()
     lives, peak = _Lives(snap, timeline), timeline.peak("allocated")
-    try:
-        return _findings(_lines(lives, _Replays(lives), peak.bytes * _LEAST), peak)
-    except (NeutracerError, ValueError):
-        return ()
-
-
-class _Replays:
-    """By how much the peak falls if blocks end at their last use."""
-
-    def __init__(self, lives: _Lives) -> None:
-        self._lives = lives
-        self._settings = str(lives.snap.settings_in_force["text"])
-        self._before = self._peak(())
-
-    def _peak(self, rows: Iterable[int]) -> int:
-        timeline = self._lives.timeline
-        if self._lives.snap.is_cpu:
-            # The CPU's allocator keeps nothing, and so needs no model.
-            return peak_if_freed(timeline, self._lives.last_uses(rows))
-        program = timeline.program.edit(None, self._lives.ends(rows))
-        return int(program.run(self._settings)["peak"]["allocated"])
-
-    def saved(self, rows: Iterable[int]) -> int:
-        return max(self._before - self._peak(rows), 0)
-
-    def of(self, line: DragLine, rows: Iterable[int]) -> DragLine:
-        """The line with its peak, if these blocks of it ended at their last use."""
-        saved = self.saved(rows)
-        peak = self._lives.timeline.peak("allocated").bytes
-        return replace(line, peak_bytes=peak - saved, saved_bytes=saved)
+    return _findings(_lines(lives, peak.bytes * _LEAST), peak)
 
 
 def _moments(lives: _Lives) -> Iterator[DragMoment]:
-    timeline = lives.timeline
-    actions = timeline.events["action"]
-    failed = next((event for event, action in enumerate(actions) if action == "oom"), None)
-    moments = {"peak": timeline.peak("allocated").event}
-    if failed is not None:
-        moments["failure"] = failed
-    for name, event in moments.items():
-        sums = dict.fromkeys(STATES, 0)
-        for row, state in lives.states(event).items():
-            sums[state] += lives.sizes[row]
-        yield DragMoment(name, event, sum(sums.values()), *sums.values())
+    yield _moment(lives, "peak", lives.timeline.peak("allocated").event, lives.peak_states)
+    for event in lives.timeline.events.find("action", "oom")[:1]:
+        yield _moment(lives, "failure", event, lives.states(event))
+
+
+def _moment(lives: _Lives, name: str, event: int, states: dict[int, str]) -> DragMoment:
+    sums = dict.fromkeys(STATES, 0)
+    for row, state in states.items():
+        sums[state] += lives.sizes[row]
+    return DragMoment(name, event, sum(sums.values()), *sums.values())
 
 
 def freed_at_last_use(snap: Snapshot, timeline: Timeline) -> Iterator[tuple[DragLine, array[int]]]:
@@ -581,36 +602,45 @@ def freed_at_last_use(snap: Snapshot, timeline: Timeline) -> Iterator[tuple[Drag
             yield line, lives.ends(rows)
 
 
-def _lines(lives: _Lives, replays: _Replays, least: float = 0) -> list[DragLine]:
+def _lines(lives: _Lives, least: float = 0) -> list[DragLine]:
     """The lines with blocks in drag, lag or void at the peak, most savings first; those alone that
     may save some bytes."""
-    lines = [
-        replays.of(line, rows) if at < _MOST_REPLAYS and line.idle_bytes else line
-        for at, (line, rows) in enumerate(_idle(lives, least))
-    ]
+    peak = lives.timeline.peak("allocated").bytes
+    lines: list[DragLine] = []
+    for line, rows in _idle(lives, least):
+        saves = len(lines) < _MOST_REPLAYS and line.idle_bytes > 0
+        left = lives.peak_without(rows) if saves else None
+        saved = 0 if left is None else peak - left
+        lines.append(replace(line, peak_bytes=left, saved_bytes=saved))
     return sorted(lines, key=lambda one: (-one.saved_bytes, -one.idle_bytes))
 
 
 def _idle(lives: _Lives, least: float = 0) -> Iterator[tuple[DragLine, list[int]]]:
     """The lines with blocks in drag, lag or void at the peak, most bytes first, and all rows of
     each; of one line the blocks that one edit frees, if they are some bytes."""
-    states = lives.states(lives.timeline.peak("allocated").event)
-    names = cast("list[str]", lives.timeline.allocations["place"])
-    sums = Counter[str]()
-    for row, state in states.items():
-        if state in ("drag", "lag", "void"):
-            sums[names[row]] += lives.sizes[row]
-    categories = cast("list[str]", lives.timeline.allocations["category"])
-    saved = _saved_for_nothing(lives) if sums else {}
-    groups: dict[tuple[str, _Edit], list[int]] = defaultdict(list)
-    for row, name in enumerate(names):
-        if name in sums and sums[name] >= least and lives.made[row] >= 0:
-            groups[name, _edit(lives, row, categories[row], saved)].append(row)
+    states = lives.peak_states
+    there = [row for row, state in states.items() if state in ("drag", "lag", "void")]
+    places, sums = lives.timeline.allocations.codes("place"), Counter[int]()
+    for row in there:
+        sums[places[row]] += lives.sizes[row]
+    stacks = {
+        stack
+        for stack, place in zip(lives.timeline.allocations.codes("stack"), places, strict=True)
+        if place in sums and sums[place] >= least
+    }
+    rows: dict[_Kind, list[int]] = defaultdict(list)
+    for row, kind in lives.kinds(stacks):
+        rows[kind].append(row)
+    groups: dict[tuple[int, _Edit], list[int]] = defaultdict(list)
+    saved, at_peak = _SavedForNothing(lives), set(there)
+    for kind, alike in rows.items():
+        typical = next((row for row in alike if row in at_peak), alike[0])
+        groups[places[typical], _edit(lives, typical, CATEGORIES[kind[3]], saved)] += alike
     found = []
-    for (_, edit), rows in groups.items():
-        there = [row for row in rows if states.get(row) in ("drag", "lag", "void")]
-        if there:
-            found.append((_drag_line(lives, there, states, edit), rows))
+    for (_, edit), group in groups.items():
+        idle = [row for row in group if row in at_peak]
+        if idle:
+            found.append((_drag_line(lives, idle, states, edit), group))
     found.sort(key=lambda one: -one[0].idle_bytes)
     return takewhile(lambda one: one[0].idle_bytes >= least, found)
 

@@ -359,6 +359,32 @@ NT_TEST(churn_counts_each_allocation_once)
     nt_trace_close(&r);
 }
 
+NT_TEST(peak_falls_if_blocks_are_freed_earlier)
+{
+    nt_trace r;
+    timeline_open_holders(&r, t);
+    NT_REQUIRE(nt_trace_replay(&r));
+    int32_t ends[] = {-1, -1, -1, -1, -1};
+    uint64_t peak = 0;
+    NT_REQUIRE(nt_timeline_allocations(r.timeline)->count == NT_LENGTH(ends));
+    NT_CHECK_OK(nt_timeline_peak_if_freed(r.timeline, ends, &peak, NULL), NULL);
+    NT_CHECK_UINT(peak, 1024 + 512 + 2048 + 3072);
+    /* It is still there after the event that ends it. */
+    ends[3] = 7;
+    NT_CHECK_OK(nt_timeline_peak_if_freed(r.timeline, ends, &peak, NULL), NULL);
+    NT_CHECK_UINT(peak, 1024 + 512 + 2048 + 3072);
+    /* The peak moves to where four blocks are. */
+    ends[3] = 6;
+    NT_CHECK_OK(nt_timeline_peak_if_freed(r.timeline, ends, &peak, NULL), NULL);
+    NT_CHECK_UINT(peak, 1024 + 1024 + 512 + 2048);
+    /* What is gone early is not taken off again when the trace frees it. */
+    ends[0] = 1;
+    ends[1] = 2;
+    NT_CHECK_OK(nt_timeline_peak_if_freed(r.timeline, ends, &peak, NULL), NULL);
+    NT_CHECK_UINT(peak, 512 + 3072);
+    nt_trace_close(&r);
+}
+
 static void
 timeline_release(nt_trace *r, uint64_t size, uint32_t stack)
 {
@@ -492,6 +518,7 @@ const nt_test_case nt_timeline_tests[] = {
     NT_CASE(layout_of_no_event_is_refused),
     NT_CASE(holders_are_put_together),
     NT_CASE(churn_counts_each_allocation_once),
+    NT_CASE(peak_falls_if_blocks_are_freed_earlier),
     NT_CASE(retries_are_told_from_empty_cache),
     NT_CASE(retries_without_frames_are_guesses),
     NT_CASE(retries_are_told_where_only_allocations_have_stacks),

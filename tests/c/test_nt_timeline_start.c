@@ -260,6 +260,13 @@ start_sweep(nt_test *t, const nt_alloc *alloc, void *ctx)
         NT_CHECK((churn != NULL) == (r.status == NT_OK));
     }
     if (r.status == NT_OK) {
+        const int32_t ends[8] = {-1, -1, -1, -1, -1, -1, -1, -1};
+        uint64_t peak = 0;
+        NT_CHECK(nt_timeline_allocations(r.timeline)->count <= NT_LENGTH(ends));
+        r.status = nt_timeline_peak_if_freed(r.timeline, ends, &peak, NULL);
+        NT_CHECK((peak != 0) == (r.status == NT_OK));
+    }
+    if (r.status == NT_OK) {
         nt_broken_note notes[NT_TRACE_BROKEN_KINDS];
         size_t noted = SIZE_MAX;
         r.status = nt_timeline_broken(r.timeline, notes, &noted, NULL);

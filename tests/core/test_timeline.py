@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from array import array
 
 import pytest
 from bundle import DATA
@@ -38,6 +39,14 @@ def test_series_hold_a_value_an_event(timeline):
 def test_peaks_name_their_event(timeline):
     assert timeline.peak(0) == (2, 10 * MIB)
     assert timeline.peak(2) == (0, 20 * MIB)
+
+
+def test_blocks_are_freed_earlier_at_events_of_the_trace(timeline):
+    assert timeline.peak_if_freed(array("i", [-1, -1])) == 10 * MIB
+    assert timeline.peak_if_freed(array("i", [1, -1])) == 6 * MIB
+    for ends in ([-1], [5, -1]):
+        with pytest.raises(ValueError, match="no event of the trace for each allocation"):
+            timeline.peak_if_freed(array("i", ends))
 
 
 def test_holders_and_churn_add_up(timeline):

@@ -489,16 +489,6 @@ def test_the_report_says_what_drags_as_drag_does(snap: Any) -> None:
     assert told["bytes"] == 5 * 32 * MIB
 
 
-def test_a_report_names_the_command_for_long_traces(
-    snap: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("neutracer.overview", "neutracer.whatif.drag"):
-        monkeypatch.setattr(f"{module}.MOST_EVENTS", 10)
-    report = neutracer.report(snap)
-    assert drags(report) == []
-    assert "neutracer drag" in report.not_looked_at["drag"]
-
-
 def test_late_gradients_with_uses_are_told_once() -> None:
     snap = rehearsed(late_zero_grad, False)
     kinds = [one.kind for one in neutracer.report(snap).findings]

@@ -1158,6 +1158,36 @@ nt_timeline_series(const nt_timeline *t, nt_metric metric, uint64_t *out)
     }
 }
 
+nt_status
+nt_timeline_peak_if_freed(const nt_timeline *t, const int32_t *ends, uint64_t *out,
+                          nt_error *err)
+{
+    const nt_allocation_columns *rows = &t->allocations;
+    const uint8_t *actions = timeline_actions(t);
+    timeline_sums sums = timeline_start(t);
+    uint64_t peak = sums.bytes[NT_METRIC_ALLOCATED], less = 0;
+    /* By event, the bytes that are gone from it on; falls where they go as recorded. */
+    uint64_t *gone = NULL;
+    NT_TRY(NT_NEW(&t->alloc, gone, t->count + 1, err));
+    memset(gone, 0, (t->count + 1) * sizeof *gone);
+    for (size_t row = 0; row < rows->count; row++) {
+        if (ends[row] >= 0) {
+            const int32_t freed = rows->free_event[row];
+            gone[ends[row] + 1] += rows->size[row];
+            gone[freed >= 0 ? (size_t)freed : t->count] -= rows->size[row];
+        }
+    }
+    for (size_t i = 0; i < t->count; i++) {
+        timeline_step(t, actions, &sums, i);
+        less += gone[i];
+        const uint64_t left = sums.bytes[NT_METRIC_ALLOCATED] - less;
+        peak = left > peak ? left : peak;
+    }
+    NT_RELEASE(&t->alloc, gone, t->count + 1);
+    *out = peak;
+    return NT_OK;
+}
+
 /* Counts the alloc events and notes those of other kinds. */
 static nt_status
 timeline_sort_events(nt_timeline *t, nt_error *err)

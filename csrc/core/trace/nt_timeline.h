@@ -129,6 +129,13 @@ nt_timeline_broken(const nt_timeline *timeline,
 /* The largest value after any event, the start included. */
 nt_moment
 nt_timeline_peak(const nt_timeline *timeline, nt_metric metric);
+/* The peak of allocated if blocks had been freed earlier, each of the size it has:
+ * `ends` has for each allocation the event after which it is freed, below its own
+ * free_event, or a negative number where nothing changes. Memory 8 bytes an event while
+ * it runs. */
+nt_status
+nt_timeline_peak_if_freed(const nt_timeline *timeline, const int32_t *ends,
+                          uint64_t *out, nt_error *err) NT_CHECKED;
 
 /* Writes the value after each event into `out` (nt_timeline_event_count() of them). */
 void
