@@ -432,14 +432,15 @@ def _of_block(tensors: Sequence[Found | None], nothing: str) -> tuple[tuple[_Nam
 
 
 def _autocast_keeps() -> bool:
-    """Whether autocast, of some device, is on in this thread, and keeps what it has cast."""
+    """Whether this thread is in an autocast block, and that keeps what it has cast.
+
+    An operator that autocast runs is told that autocast is off: the nesting tells. It is counted
+    up and down at once, and only leaving a block clears the cache.
+    """
     torch = sys.modules["torch"]
-    try:
-        is_on = any(map(torch.is_autocast_enabled, ("cuda", "cpu")))
-    except TypeError:
-        # Before torch 2.4 it takes no device, and is about CUDA.
-        is_on = torch.is_autocast_enabled()
-    return bool(is_on and torch.is_autocast_cache_enabled())
+    nesting = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return bool(nesting and torch.is_autocast_cache_enabled())
 
 
 def _is_telling(way: Way) -> bool:

@@ -1120,7 +1120,7 @@ def _common(chains: Sequence[str]) -> str:
 def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
     large = [one.place for one in growth.growers if one.bytes >= _TOLD_SHARE * growth.bytes]
     notes, held = _of_holders(case, large)
-    known = next(filter(None, (_signature(one.stack) for one in growth.growers)), "")
+    known = next(filter(None, (_of_library(case, one.stack) for one in growth.growers)), "")
     if not notes and known:
         notes = (Note(f"{known}; held by {held}" if held else known),)
     if _are_workspaces(case, growth.growers[0].place):
@@ -1660,6 +1660,19 @@ def too_little(case: Case, trials: Trials) -> Verdict:
     return Verdict("capacity", missing, tuple(evidence), tuple(advice), message, True, remedy)
 
 
+_ON_METRICS = (
+    "call reset() on the metric once its figures are read, where nothing does yet; else pass "
+    "thresholds= where it has them, or compute_on_cpu=True: it keeps all that it was given"
+)
+_ON_UNREAD_METRICS = (
+    "pass thresholds= (200, say) to the metric where it has them, else compute_on_cpu=True: until "
+    "compute() it keeps all that it was given"
+)
+_ON_SOLVERS = (
+    "call torchdiffeq.odeint_adjoint() in place of odeint(): it keeps no graph of the solver's "
+    "steps, which the backward pass needs otherwise; or fewer of them, or a smaller batch"
+)
+
 # Lines of libraries that allocate what an argument sizes, or that keep what they get until they
 # are told: a part of the file's path, of the function's name, and what to change. They are looked
 # up for the failing request, for what is in use, and for what piled up.
@@ -1694,12 +1707,7 @@ _SIGNATURES = (
         "keep figures, not metrics: MetricTracker keeps a copy of the metric for each increment(). "
         "Take one metric that is reset() each time, or move the older ones to the CPU",
     ),
-    (
-        "/torchmetrics/metric.py",
-        "wrapped_func",
-        "call reset() on the metric once its figures are read, where nothing does yet; else pass "
-        "compute_on_cpu=True, or thresholds= where it has them: it keeps all that it was given",
-    ),
+    ("/torchmetrics/metric.py", "wrapped_func", _ON_METRICS),
     (
         "/accelerate/accelerator.py",
         "prepare",
@@ -1735,6 +1743,28 @@ def _signature(
             if part in path and name in frame.name:
                 return advice
     return ""
+
+
+def _of_library(case: Case, stack: Sequence[Frame]) -> str:
+    """What to change for a stack of a library, by what the trace shows of it besides."""
+    text = _signature(stack)
+    if text == _ON_METRICS and not _runs(case, "torchmetrics/", "compute"):
+        return _ON_UNREAD_METRICS
+    # All of a solver's steps wait for the first backward pass.
+    paths = [owner_path(frame).replace("\\", "/") for frame in stack]
+    is_solver = any("torchdiffeq/_impl/odeint.py" in path for path in paths)
+    is_adjoint = any("torchdiffeq/_impl/adjoint.py" in path for path in paths)
+    waits = case.timeline is not None and not case.timeline.passes.backward
+    return text or (_ON_SOLVERS if is_solver and not is_adjoint and waits else "")
+
+
+def _runs(case: Case, package: str, name: str) -> bool:
+    """Whether a function of a package allocates in the trace."""
+    return any(
+        frame.name == name and package in owner_path(frame).replace("\\", "/")
+        for code in range(len(case.snap.stacks))
+        for frame in case.snap.stacks[code]
+    )
 
 
 def _of_request(case: Case) -> tuple[Note, ...]:
@@ -1798,7 +1828,7 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
         *_broadcast(case), *_in_place(case),
         *_weights_again(case), *largest, *_without_graph(case), *_smaller(case, trials), *advice
     ]  # fmt: skip
-    known_cure = _signature(case.stack) or _signature_of_most(case)
+    known_cure = _of_library(case, case.stack) or _signature_of_most(case)
     if known_cure:
         advice.insert(0, Note(known_cure))
         remedy = Remedy("configure", place=case.place)
@@ -2120,8 +2150,9 @@ def verdicts_of(case: Case, bill: Bill, trials: Trials) -> tuple[Verdict, ...]:
         return (hopeless,)
     candidates = [fragmentation(case, trials), *(cause(case) for cause in _CAUSES)]
     candidates.append(process_cap(case, trials))
-    exceptions = kept_exceptions(case, bill) if case.growth is None else None
-    if case.growth is None:
+    exceptions = None
+    if case.growth is None or case.growth.bytes < LEAST_CURE * case.usable:
+        exceptions = kept_exceptions(case, bill)
         candidates += [made_again(case), young_pile(case, bill), exceptions or kept_by_one(case)]
         # That it is in the way only a replay can say: blocks may well live for some steps.
         late = left_behind(case) if trials.works else None

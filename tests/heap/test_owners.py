@@ -19,11 +19,13 @@ from neutracer.heap.owners import (
     IN_USE,
     NO_OBJECT,
     UNSEEN,
+    _autocast_keeps,
     _of_block,
     holders_of,
 )
 
 torch = pytest.importorskip("torch")
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 # Blocks of a program that runs as the main module: `at(tensor)` is one of them.
 PREFIX = """
@@ -321,6 +323,21 @@ def test_leaf_in_the_cache_of_autocast_is_told(monkeypatch: pytest.MonkeyPatch) 
             return holders_of({"line": blocks})["line"]
     """
     assert run(monkeypatch, text)["ask"](holders_of) == AUTOCAST
+
+
+def test_autocast_is_seen_while_an_operator_runs() -> None:
+    class Asking(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append((torch.is_autocast_enabled("cpu"), _autocast_keeps()))
+            return func(*args, **kwargs)
+
+    seen: list[tuple[bool, bool]] = []
+    with torch.autocast("cpu", dtype=torch.bfloat16), Asking():
+        torch.ones(4, 4) @ torch.ones(4, 4)
+    assert set(seen) == {(False, True)}
+    assert not _autocast_keeps()
 
 
 @pytest.mark.parametrize(("referrers", "said"), [(0, IN_USE), (1, GARBAGE)])

@@ -435,6 +435,7 @@ class Metric:
     def __init__(self): self.kept = []
     def update(self, loss): self.kept.append(loss.detach().expand(1 << 20).clone())
     def wrapped_func(self, loss): self.update(loss)
+    def compute(self): return self.kept[-1].mean() + self.kept[0]
 
 def integrate(forward, state, times):
     for _ in range(times): state = forward(state)
@@ -459,7 +460,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: 
     return importlib.import_module(path.stem)
 
 
-def test_metric_that_is_never_reset_is_named(library: Any) -> None:
+@pytest.mark.parametrize(
+    ("is_read", "advice"),
+    [(True, "reset() on the metric once its figures"), (False, "pass thresholds= (200, say)")],
+)
+def test_metric_that_is_never_reset_is_named(library: Any, is_read: bool, advice: str) -> None:
     def program() -> None:
         one, metric = model(), library.Metric()
         optimizer = torch.optim.SGD(one.parameters(), lr=1e-3)
@@ -469,11 +474,13 @@ def test_metric_that_is_never_reset_is_named(library: Any) -> None:
             optimizer.step()
             optimizer.zero_grad()
             metric.wrapped_func(loss)
+            if is_read:
+                metric.compute()
 
     first = ran_out(program, 160)
     assert first.kind == "leak"
     assert "compute_on_cpu=True" in first.advice[0].text
-    assert "reset() on the metric once its figures" in first.advice[0].text
+    assert advice in first.advice[0].text
 
 
 def test_loop_of_a_library_is_not_to_be_cut_by_the_program(library: Any) -> None:
@@ -495,6 +502,31 @@ def test_loop_of_a_library_is_not_to_be_cut_by_the_program(library: Any) -> None
     assert "bound what varies from step to step" in first.advice[0].text
     assert not any("not on the sum" in note.text for note in first.advice)
     assert any("times as often" in note.text for note in first.evidence)
+
+
+SOLVER = """
+def odeint(forward, state, times):
+    for _ in range(times): state = state + 0.1 * forward(state)
+    return state
+"""
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_solver_whose_steps_wait_for_a_first_backward_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
+) -> None:
+    module = installed(tmp_path, monkeypatch, "torchdiffeq/_impl/odeint.py", SOLVER)
+
+    def program() -> None:
+        one = model()
+        if trains:
+            one(batch(8)).mean().backward()
+        state = batch(512).requires_grad_()
+        module.odeint(lambda rows: one(rows).tanh(), state, 60).mean().backward()
+
+    first = ran_out(program, 120)
+    sys.modules.pop("odeint", None)
+    assert ("call torchdiffeq.odeint_adjoint()" in first.advice[0].text) is not trains
 
 
 CACHE = """

@@ -165,27 +165,34 @@ def test_steady_rounds_stay_steady(number: int) -> None:
     assert final(4) == final(4 + 3 * 12)
 
 
-def kept_now_and_then(steps: int = 30) -> Recording:
-    """Steps that free what they made, but for four of them, of which it stays."""
+def kept_now_and_then(steps: int = 30, mib: int = 20, keeps: int = 0) -> Recording:
+    """Steps that free what they made, but for four of them, of which it stays; and each keeps so
+    many MiB besides."""
     recording = Recording()
-    works = recording.segment(20)
+    works = recording.segment(mib)
     for number in range(steps):
         recording.metadata = f"step {number}"
-        block = recording.alloc(works, 20, "forward")
+        block = recording.alloc(works, mib, "forward")
+        if keeps:
+            recording.own(keeps, "cache")
         if number in (3, 4, 5, 6):
-            works = recording.segment(20)
+            works = recording.segment(mib)
         else:
             recording.free(block)
     recording.metadata = f"step {steps}"
-    recording.alloc(works, 20, "forward")
-    recording.oom(20, 0, "forward")
+    recording.alloc(works, mib, "forward")
+    recording.oom(mib, 0, "forward")
     return recording
 
 
-def test_what_stays_of_some_steps_alone_is_named_and_its_release_is_replayed() -> None:
-    first = explained(kept_now_and_then()).verdicts[0]
+# A little that grows as well hides nothing.
+@pytest.mark.parametrize(("mib", "keeps"), [(20, 0), (1200, 10)])
+def test_what_stays_of_some_steps_alone_is_named_and_its_release_is_replayed(
+    mib: int, keeps: int
+) -> None:
+    first = explained(kept_now_and_then(mib=mib, keeps=keeps)).verdicts[0]
     assert (first.kind, first.finishes) == ("leak", True)
-    assert first.bytes == 4 * 20 * MIB
+    assert first.bytes == 4 * mib * MIB
     assert "of earlier steps is still there" in first.message
 
 
