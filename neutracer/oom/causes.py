@@ -983,8 +983,10 @@ _OF_AN_OPTIMIZER = ".param_groups"
 _ON_EXCEPTIONS = "keep str(error), not the exception: its traceback keeps frames and their tensors"
 
 _ON_GRADIENTS = (
-    "use torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True), or "
-    "set every parameter's .grad to None after it (model.zero_grad())"
+    "where one step sums the gradients of several backward passes, pass create_graph=True to the "
+    "last alone; else use torch.autograd.grad(..., create_graph=True) in place of "
+    "backward(create_graph=True), or set every parameter's .grad to None after it "
+    "(model.zero_grad())"
 )
 
 _ON_COPIES = (
@@ -1748,7 +1750,7 @@ def _signature(
 def _of_library(case: Case, stack: Sequence[Frame]) -> str:
     """What to change for a stack of a library, by what the trace shows of it besides."""
     text = _signature(stack)
-    if text == _ON_METRICS and not _runs(case, "torchmetrics/", "compute"):
+    if text == _ON_METRICS and not _is_read(case, stack):
         return _ON_UNREAD_METRICS
     # All of a solver's steps wait for the first backward pass.
     paths = [owner_path(frame).replace("\\", "/") for frame in stack]
@@ -1758,12 +1760,18 @@ def _of_library(case: Case, stack: Sequence[Frame]) -> str:
     return text or (_ON_SOLVERS if is_solver and not is_adjoint and waits else "")
 
 
-def _runs(case: Case, package: str, name: str) -> bool:
-    """Whether a function of a package allocates in the trace."""
+def _is_read(case: Case, stack: Sequence[Frame]) -> bool:
+    """Whether a metric computes its figures since the oldest block in use that a stack made."""
+    timeline, stacks = case.timeline, case.snap.stacks
+    if timeline is None:
+        return False
+    made, by = map(timeline.allocations.codes, ("alloc_event", "stack"))
+    own = (made[row] for row in case.live_rows if by[row] != NONE and stacks[by[row]] == stack)
+    since = set(timeline.events.codes("stack")[max(next(own, 0), 0) :]) - {NONE}
     return any(
-        frame.name == name and package in owner_path(frame).replace("\\", "/")
-        for code in range(len(case.snap.stacks))
-        for frame in case.snap.stacks[code]
+        frame.name == "compute" and "torchmetrics/" in owner_path(frame).replace("\\", "/")
+        for code in since
+        for frame in stacks[code]
     )
 
 

@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
 from neutracer.trace.uses import NEVER, UNKNOWN
+
+# So many blocks of one stack tell where the next one is used last.
+_FEW = 2
 
 
 def has_uses(timeline: Timeline) -> bool:
@@ -41,10 +46,35 @@ class Lives:
 
     def is_known(self, row: int) -> bool:
         """Whether the last use is known. A block that the trace does not free may be used behind
-        its end, unless a whole step went by without a use."""
+        its end, unless a whole step went by without a use, or all blocks that its stack made
+        before were used last where it was."""
         if self.first[row] == UNKNOWN:
             return False
-        return self.is_freed(row) or self.last[row] < self._last_step
+        return self.is_freed(row) or self.last[row] < self._last_step or row in self._as_before
+
+    @cached_property
+    def _as_before(self) -> dict[int, int]:
+        """The rows that the trace does not free, used last at the stack at which all the others of
+        their stack were, of which there are a few: each with the newest of these."""
+        stacks = self.timeline.events.codes("stack").tolist()
+        others: dict[int, list[int]] = defaultdict(list)
+        left = []
+        for row, (made, first) in enumerate(zip(self.made, self.first, strict=True)):
+            if made >= 0 and first != UNKNOWN:
+                if self.is_freed(row):
+                    others[stacks[made]].append(row)
+                else:
+                    left.append(row)
+        ends = {
+            stack: {stacks[self.last[row]] for row in others[stack]}
+            for stack in {stacks[self.made[row]] for row in left}
+        }
+        return {
+            row: others[stack][-1]
+            for row in left
+            if len(others[stack := stacks[self.made[row]]]) >= _FEW
+            and ends[stack] == {stacks[self.last[row]]}
+        }
 
     def is_freed(self, row: int) -> bool:
         """Whether the program frees a block within the trace."""

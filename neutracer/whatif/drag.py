@@ -15,8 +15,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import takewhile
-from operator import itemgetter
+from itertools import islice, takewhile
+from operator import attrgetter, itemgetter
 from typing import cast
 
 from neutracer.question import first_findings, opened
@@ -95,6 +95,12 @@ class _Lives(Lives):
                 if 0 <= freed <= trace_end:
                     is_held = held[last] <= freed
                     yield row, (by_event[made], by_event[last], by_event[freed], code, is_held)
+                elif row in self._as_before:
+                    # The end of the trace keeps it: the others of its stack tell what would not.
+                    like = self._as_before[row]
+                    is_held = held[self.last[like]] <= self.freed[like]
+                    end = by_event[self.freed[like]]
+                    yield row, (by_event[made], by_event[last], end, code, is_held)
                 else:
                     yield row, (by_event[made], by_event[last], -1, code, held[last] <= count)
 
@@ -173,6 +179,17 @@ class _Lives(Lives):
             found[self.stacks[event]].append(event)
         return found
 
+    def is_replaced(self, row: int) -> bool:
+        """Whether the line that made a block ran again in the step in which the block was freed: a
+        variable that is bound again."""
+        same = self._by_stack[self.stacks[self.made[row]]]
+        at = bisect_right(same, self.made[row])
+        if at == len(same) or not self.is_freed(row) or same[at] > self.freed[row]:
+            return False
+        steps = self.timeline.steps.steps
+        number = bisect_right(steps, same[at], key=attrgetter("first")) - 1
+        return number < 0 or self.freed[row] <= steps[number].end
+
     def in_backward(self, event: int) -> bool:
         """Whether an event is of a backward pass."""
         passes = self.timeline.passes.backward
@@ -183,8 +200,8 @@ class _Lives(Lives):
         """By event, the event after which its block is freed: of some rows the last use."""
         ends = array("i", [_AS_RECORDED]) * len(self.timeline)
         for row in rows:
-            if self.made[row] >= 0 and self.is_known(row):
-                ends[self.made[row]] = self.last[row]
+            if self._ends[row] != _AS_RECORDED:
+                ends[self.made[row]] = self._ends[row]
         return ends
 
     def peak_without(self, rows: Iterable[int] | None = None) -> int:
@@ -199,9 +216,11 @@ class _Lives(Lives):
     @cached_property
     def _ends(self) -> array[int]:
         """By row, the last use where it is known."""
+        columns = zip(self.made, self.last, self.freed, strict=True)
+        # What nothing uses may be freed before its operator has ended.
         ends = (
-            last if made >= 0 and self.is_known(row) else _AS_RECORDED
-            for row, (made, last) in enumerate(zip(self.made, self.last, strict=True))
+            last if made >= 0 and not -1 < freed <= last and self.is_known(row) else _AS_RECORDED
+            for row, (made, last, freed) in enumerate(columns)
         )
         return array("i", ends)
 
@@ -216,6 +235,9 @@ _HELD = (
 
 # Fewer events than these are between two frees of one thing.
 _BETWEEN_FREES = 4
+
+# Requests behind a last use that tell which function is not over.
+_MOST_BETWEEN = 2000
 
 _NAME = re.compile(r"\s*([A-Za-z_]\w*)\s*=[^=]")
 
@@ -331,7 +353,7 @@ def _edit(lives: _Lives, row: int, category: str, saved: _SavedForNothing) -> _E
     freed = lives.freed[row]
     if category != "gradient" and (lives.in_backward(freed) or lives.in_backward(lives.made[row])):
         return _Edit("", _AUTOGRAD)
-    if lives.is_held(row):
+    if lives.is_held(row) and not lives.is_replaced(row):
         return _Edit("release", _HELD)
     call = saved.line(row)
     if call is not None:
@@ -339,24 +361,37 @@ def _edit(lives: _Lives, row: int, category: str, saved: _SavedForNothing) -> _E
         return _Edit("no_grad", text)
     if lives.is_freed(row) and (category == "gradient" or lives.is_zero_grad(freed)):
         return _Edit("zero_grad", "call optimizer.zero_grad() right after optimizer.step()")
-    frames = lives.frames(lives.made[row]) if lives.made[row] >= 0 else ()
-    if not frames:
+    made = _bound_at(lives, row)
+    if made is None:
         return _Edit("", "")
-    name = _NAME.match(linecache.getline(frames[0].filename, frames[0].line))
-    what = f"run `del {name[1]}`" if name else f"drop what {_line(frames[0])} makes"
-    after = _next_line(lives, row, frames[0])
-    if after is None and lives.is_freed(row) and _is_inside(lives, row):
-        return _Edit("", f"none: the expression at {_line(frames[0])} holds it until it ends")
+    name = _NAME.match(linecache.getline(made.filename, made.line))
+    what = f"run `del {name[1]}`" if name else f"drop what {_line(made)} makes"
+    after = _next_line(lives, row, made)
+    if after is None and lives.is_freed(row) and _is_inside(lives, row, made):
+        return _Edit("", f"none: the expression at {_line(made)} holds it until it ends")
     if after is None:
         return _Edit("del", f"{what} after its last use, or end its scope there")
-    if after == frames[0]:
+    if after == made:
         return _Edit("del", f"{what} before {_line(after)} runs again")
     return _Edit("del", f"{what} before {_line(after)} makes its next tensor")
 
 
-def _is_inside(lives: _Lives, row: int) -> bool:
+def _bound_at(lives: _Lives, row: int) -> Frame | None:
+    """The line that made a block, of the innermost function that is not over while it drags: what
+    a function returned is held by its caller."""
+    made = lives.frames(lives.made[row])
+    end = lives.freed[row] if lives.is_freed(row) else len(lives.stacks)
+    running = {(frame.filename, frame.name) for frame in made}
+    for event in islice(lives.requests_between(lives.last[row], end - 1), _MOST_BETWEEN):
+        own = {(frame.filename, frame.name) for frame in lives.frames(event)}
+        # Autograd's threads have no frames.
+        running &= own or running
+    held = (frame for frame in made if (frame.filename, frame.name) in running)
+    return next(held, next(iter(made), None))
+
+
+def _is_inside(lives: _Lives, row: int, line: Frame) -> bool:
     """Whether a block goes before the line that made it has ended."""
-    line = lives.frames(lives.made[row])[0]
     return line in lives.frames(lives.freed[row]) and not lives.runs_again(row, lives.made[row])
 
 
@@ -495,6 +530,7 @@ class DragReport(Report):
                 Figure.bytes(one.void_bytes),
                 Figure.bytes(one.lag_bytes),
                 Figure.bytes(one.saved_bytes),
+                one.edit,
                 one.category,
                 one.place,
             )
@@ -503,7 +539,7 @@ class DragReport(Report):
         left = len(self.lines) - len(rows)
         notes = (f"and {format_count(left, 'smaller line')}",) if left else ()
         if rows:
-            heads = ("drag", "void", "lag", "saves", "", "")
+            heads = ("drag", "void", "lag", "saves", "edit", "", "")
             blocks.append(Table("Lines at the peak", rows, heads, notes))
         if self.unseen:
             blocks.append(KeyValues("Not known", tuple(("used by", one) for one in self.unseen)))
@@ -634,7 +670,8 @@ def _idle(lives: _Lives, least: float = 0) -> Iterator[tuple[DragLine, list[int]
     groups: dict[tuple[int, _Edit], list[int]] = defaultdict(list)
     saved, at_peak = _SavedForNothing(lives), set(there)
     for kind, alike in rows.items():
-        typical = next((row for row in alike if row in at_peak), alike[0])
+        shown = [row for row in alike if row in at_peak and lives.is_freed(row)]
+        typical = next(iter(shown or filter(lives.is_freed, alike)), alike[0])
         groups[places[typical], _edit(lives, typical, CATEGORIES[kind[3]], saved)] += alike
     found = []
     for (_, edit), group in groups.items():

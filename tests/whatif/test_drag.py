@@ -523,3 +523,57 @@ def test_diff_says_what_drags_in_the_later_run_alone(snap: Any) -> None:
     [grown] = more_drag((less,), (serious,), peak=1000 * MIB)
     assert str(grown.evidence[-1]) == "110 MiB before."
     assert not list(more_drag((less,), (serious,), peak=10_000 * MIB))
+
+
+# ---- Kinds of blocks -----------------------------------------------------------------------
+
+
+def test_last_step_is_as_those_before_it() -> None:
+    """What the recording's end keeps of its last step hides nothing."""
+    kept: dict[str, Any] = {}
+
+    def forward(weight: Any, rows: Any) -> Any:
+        logits = rows @ weight
+        return logits, torch.log_softmax(logits, 1)[:, 0].mean()
+
+    def program() -> None:
+        weight = torch.nn.Parameter(torch.randn(1024, 1024, device="cuda"))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for _ in range(6):
+            rows = torch.ones(8192, 1024, device="cuda")
+            kept["logits"], loss = forward(weight, rows)
+            loss.backward()
+            rows.mean()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = neutracer.drag(neutracer.rehearse(program, steps=1, device="H100"))
+    line = line_of(report, "del")
+    assert line.drag_bytes == line.saved_bytes == 32 * MIB
+    # The function that made it is over: its caller keeps it.
+    assert f"test_drag.py:{program.__code__.co_firstlineno + 5}" in line.advice
+
+
+def test_variable_that_the_other_of_two_optimizers_outlives_is_no_cache() -> None:
+    def program() -> None:
+        critic, maker = layers(1024, 1), layers(1024, 1)
+        optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (critic, maker)]
+        for _ in range(6):
+            real = torch.randn(8192, 1024, device="cuda")
+            critic(real).mean().backward()
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+            critic(maker(torch.randn(8192, 1024, device="cuda"))).mean().backward()
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+
+    report = neutracer.drag(neutracer.rehearse(program, steps=1, device="H100"))
+    advice = [line.advice for line in report.lines if line.drag_bytes == 32 * MIB]
+    assert any(text.startswith("run `del real`") for text in advice)
+    assert not any(line.edit == "release" for line in report.lines)
+
+
+def test_peak_if_freed_is_never_higher(snap: Any) -> None:
+    for one in (snap, rehearsed(evaluation, True), rehearsed(late_zero_grad, True)):
+        report = neutracer.drag(one)
+        assert report.least_peak_bytes <= report.peak_allocated_bytes
