@@ -19,7 +19,7 @@ import pytest
 
 import neutracer
 from neutracer.errors import NeutracerError, UnavailableError, missing
-from neutracer.integrations.markers import MARKERS
+from neutracer.integrations import MARKERS
 from neutracer.recording.recorder import HISTORY, dumped, is_for_cpu
 from neutracer.rehearsal.cards import ENDLESS, find_card
 from neutracer.saving import atomic_file
