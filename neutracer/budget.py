@@ -14,7 +14,6 @@ from neutracer.render.report import PlainRow
 from neutracer.trace.marks import device_use
 from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
-from neutracer.trace.stacks import Frame
 
 # ---- Terms -------------------------------------------------------------------------------
 
@@ -235,10 +234,6 @@ def _graph_pools(snap: Snapshot, device: int) -> set[tuple[int, int]]:
     ):
         pool = pools[segment]
         is_open = devices[segment] == device and pool != (0, 0) and pool not in found
-        if is_open and any(map(_captures, snap.stacks[stack])):
+        if is_open and any(_CAPTURES.search(frame.name) for frame in snap.stacks[stack]):
             found.add(pool)
     return found
-
-
-def _captures(frame: Frame) -> bool:
-    return _CAPTURES.search(frame.name) is not None

@@ -15,6 +15,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import Any, NoReturn, cast
@@ -240,7 +241,11 @@ class CellReport(Report):
         facts = (format_duration_us(self.duration_us), format_count(made, "allocation"))
         blocks: list[Block] = [_totals(device) for device in self.devices]
         if not self.devices:
-            blocks.append(Paragraph(self._without_devices()))
+            why = f"The cell allocated no {self.backend.upper()} memory."
+            if not self._recording.follows:
+                why = "There is no CUDA device, and a CUDA build of torch does not report its CPU "
+                why += "allocations."
+            blocks.append(Paragraph(why))
         blocks.extend(self.finding_blocks())
         for device in self.devices:
             where = "" if len(self.devices) == 1 else f" on {device.name}"
@@ -249,14 +254,6 @@ class CellReport(Report):
         if self.not_looked_at:
             blocks.append(Paragraph(f"Reference cycles were not searched: {self.not_looked_at}"))
         return Document("Cell", facts, tuple(blocks), more="the recording: .snapshot")
-
-    def _without_devices(self) -> str:
-        if self._recording.follows:
-            return f"The cell allocated no {self.backend.upper()} memory."
-        return (
-            "There is no CUDA device, and a CUDA build of torch does not report its CPU "
-            "allocations."
-        )
 
     def picture(self) -> str:
         strips = []
@@ -281,8 +278,14 @@ def cell_report(
         device = _device(recording, timeline, first)
         devices.append(device)
         if not device.complete:
-            findings.append(_wrapped(device))
-        findings += _out_of_memory(recording, timeline, first)
+            missing = f"the beginning of the cell is missing on {device.name}: the ring wrapped"
+            more = Note("record more of it: %%neutracer --max-entries 1000000")
+            findings.append(
+                Finding("history_wrapped", Severity.MODERATE, 0, missing, advice=(more,))
+            )
+        if "oom" in timeline.events["action"][first:] and recording.snapshot is not None:
+            with suppress(NeutracerError, ValueError):
+                findings += explain(recording.snapshot, device=timeline.device).findings[:1]
     return CellReport(
         backend=recording.backend,
         duration_us=duration_us,
@@ -353,25 +356,6 @@ def _grouped(timeline: Timeline, chosen: Iterable[int]) -> tuple[CellPlace, ...]
         CellPlace(**asdict(place), bytes=nbytes, count=count, category=category)
         for (place, category), (nbytes, count) in sorted(sums.items(), key=lambda item: -item[1][0])
     )
-
-
-def _wrapped(device: CellDevice) -> Finding:
-    return Finding(
-        kind="history_wrapped",
-        severity=Severity.MODERATE,
-        bytes=0,
-        message=f"the beginning of the cell is missing on {device.name}: the ring wrapped",
-        advice=(Note("record more of it: %%neutracer --max-entries 1000000"),),
-    )
-
-
-def _out_of_memory(recording: CellRecording, timeline: Timeline, first: int) -> tuple[Finding, ...]:
-    if "oom" not in timeline.events["action"][first:] or recording.snapshot is None:
-        return ()
-    try:
-        return explain(recording.snapshot, device=timeline.device).findings[:1]
-    except (NeutracerError, ValueError):
-        return ()
 
 
 def _totals(device: CellDevice) -> Table:
@@ -467,12 +451,13 @@ class Magics:
         options = parser.parse_args(shlex.split(line))
         if options.name is not None and not options.name.isidentifier():
             parser.error(f"not a variable name: {options.name!r}")
-        imports, code = self._compiled(cell)
+        imports, (statements, last) = self._compiled(cell)
         exec(imports, self._shell.user_ns)
         recording, cycles = _begun(options.max_entries)
         begun = time.perf_counter_ns()
         try:
-            return _run(code, self._shell.user_ns)
+            exec(statements, self._shell.user_ns)
+            return None if last is None else eval(last, self._shell.user_ns)
         finally:
             spent = (time.perf_counter_ns() - begun) // 1000
             recording.end()
@@ -564,12 +549,6 @@ def _begun(max_entries: int) -> tuple[CellRecording, _Cycles]:
     except UnavailableError as error:
         raise _wrong(str(error)) from None
     return recording, cycles
-
-
-def _run(code: tuple[Any, Any], names: dict[str, Any]) -> object:
-    statements, last = code
-    exec(statements, names)
-    return None if last is None else eval(last, names)
 
 
 class _Cycles:

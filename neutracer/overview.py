@@ -40,7 +40,6 @@ from neutracer.render.document import (
 )
 from neutracer.render.report import Finding, PlacedRow, PlainRow, Report, ranked
 from neutracer.trace.events import PINNED, device_name, shown_device
-from neutracer.trace.events import device_name as name_of
 from neutracer.trace.flaws import end_is_known
 from neutracer.trace.lives import has_uses, peak_if_freed
 from neutracer.trace.roles import CATEGORIES
@@ -272,8 +271,15 @@ def totals_table(device: DeviceOverview) -> Table:
     if device.events:
         # Only events show a peak.
         rows += _peaks(device)
+    retries, parts = device.fragmentation.retries, []
+    if retries and device.fragmentation.device >= 0:
+        word = format_count(retries, "retry", "retries")
+        parts.append(f"{word} (cache released to find room)")
+    if device.oom:
+        parts.append(f"{format_count(len(device.oom))} out of memory")
+    notes = (", ".join(parts),) if parts else ()
     heads = ("", "allocated", "reserved", "unused", "")
-    return Table(named_device(device), tuple(rows), heads, _attempts(device))
+    return Table(named_device(device), tuple(rows), heads, notes)
 
 
 def _peaks(device: DeviceOverview) -> list[tuple[Cell, ...]]:
@@ -298,24 +304,7 @@ def _moment(name: str, allocated: int, reserved: int, words: str) -> tuple[Cell,
 
 
 def named_device(device: DeviceOverview) -> str:
-    return name_of(device.fragmentation.device)
-
-
-def _attempts(device: DeviceOverview) -> tuple[str, ...]:
-    retries, ooms = device.fragmentation.retries, len(device.oom)
-    parts = []
-    if retries and device.fragmentation.device >= 0:
-        word = format_count(retries, "retry", "retries")
-        parts.append(f"{word} (cache released to find room)")
-    if ooms:
-        parts.append(f"{format_count(ooms)} out of memory")
-    return (", ".join(parts),) if parts else ()
-
-
-def bill_table(device: DeviceOverview, bill: Bill, several: bool) -> Table:
-    where = f" of {named_device(device)}" if several else ""
-    moment = "" if device.bills_failure else " at the peak of allocated"
-    return replace(bill.block(), title=f"The bill{where}{moment}")
+    return device_name(device.fragmentation.device)
 
 
 def holder_tables(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
@@ -324,7 +313,14 @@ def holder_tables(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
     if not holders:
         return ()
     where = f" of {named_device(device)}" if several else ""
-    tables = (*_held_tables(device, where), *module_tables(f"By module{where}", device.modules))
+    kept = tuple(
+        (Figure.bytes(one.bytes), Figure.count(one.count, "block"), one.holder, one.place)
+        for one in device.held[:_SHOWN_HOLDERS]
+    )
+    tables = (
+        *((Table(f"Who keeps it{where}, and the line that made it", kept),) if kept else ()),
+        *module_tables(f"By module{where}", device.modules),
+    )
     if device.bill is not None:
         return tables
     shown = holders[:_SHOWN_HOLDERS]
@@ -343,14 +339,6 @@ def holder_tables(device: DeviceOverview, several: bool) -> tuple[Table, ...]:
     notes = (f"and {format_count(rest, 'more place')}",) if rest else ()
     title = f"Who holds it now{where} ({asked} asked for, {allocated} allocated)"
     return (Table(title, rows, notes=notes), *tables)
-
-
-def _held_tables(device: DeviceOverview, where: str) -> tuple[Table, ...]:
-    rows = tuple(
-        (Figure.bytes(one.bytes), Figure.count(one.count, "block"), one.holder, one.place)
-        for one in device.held[:_SHOWN_HOLDERS]
-    )
-    return (Table(f"Who keeps it{where}, and the line that made it", rows),) if rows else ()
 
 
 # ---- Late gradients ----------------------------------------------------------------------
@@ -498,7 +486,7 @@ def oddities(
     if snap.host is not None:
         odd.append(("pinned", _of_host(snap.host)))
     for device, fragmentation in devices.items():
-        of = f" of {name_of(fragmentation.device)}" if len(devices) > 1 else ""
+        of = f" of {device_name(fragmentation.device)}" if len(devices) > 1 else ""
         remarks = (*_of_history(snap, device), *_of_pools(fragmentation))
         odd.extend((name + of, remark) for name, remark in remarks)
     return tuple(odd)
@@ -517,7 +505,10 @@ def _of_history(snap: Snapshot, device: int) -> list[tuple[str, str]]:
     odd = []
     facts = snap.timeline(device).facts
     if snap.window:
-        odd.extend(_of_window(snap, device))
+        layout = snap.timeline(device).at(-1)
+        alive = [block.size for block in layout.blocks if block.state != "inactive"]
+        blocks = f"{format_count(len(alive), 'block')}, {format_bytes(sum(alive))},"
+        odd.append(("history", f"{blocks if alive else 'nothing'} lived before these events"))
     elif snap.history_overflowed(device):
         odd.append(("history", "the ring of events wrapped; what came before it is unknown"))
     elif not snap.trace_length(device):
@@ -533,13 +524,6 @@ def _of_history(snap: Snapshot, device: int) -> list[tuple[str, str]]:
         bound = format_bytes(facts["slack_bound"])
         odd.append(("estimate", f"blocks from before the trace may be up to {bound} larger"))
     return odd
-
-
-def _of_window(snap: Snapshot, device: int) -> list[tuple[str, str]]:
-    layout = snap.timeline(device).at(-1)
-    alive = [block.size for block in layout.blocks if block.state != "inactive"]
-    blocks = f"{format_count(len(alive), 'block')}, {format_bytes(sum(alive))},"
-    return [("history", f"{blocks if alive else 'nothing'} lived before these events")]
 
 
 def _of_pools(fragmentation: FragmentationReport) -> list[tuple[str, str]]:
@@ -597,7 +581,9 @@ def failure_findings(
     for place, events in list(by_place.items())[-_MOST_PLACES:]:
         # Among equal sizes the last, which the facts beside the file describe.
         known = _described(snap, timeline, events)
-        if known and _is_caught(snap, timeline, known):
+        facts = [facts_at(snap.beside, timeline.events[one].time_us) for one in known]
+        if facts and all(one is not None and one.raised is False for one in facts):
+            # No exception told the program.
             found.append(_caught_inside(timeline, events, place))
             continue
         event = max(known or events, key=lambda number: (sizes[number], number))
@@ -645,12 +631,6 @@ def _described(snap: Snapshot, timeline: Timeline, events: list[int]) -> set[int
     return {failed[number] for number in before if number >= 0}.intersection(events)
 
 
-def _is_caught(snap: Snapshot, timeline: Timeline, events: Iterable[int]) -> bool:
-    """Whether the JSON beside the file says of some failures that none reached Python."""
-    known = [facts_at(snap.beside, timeline.events[event].time_us) for event in events]
-    return all(one is not None and one.raised is False for one in known)
-
-
 def _explained(snap: Snapshot, timeline: Timeline, event: int) -> ExplainReport | None:
     from neutracer.oom.explain import explained
 
@@ -678,7 +658,8 @@ def trend_findings(
     except (NeutracerError, ValueError) as error:
         return (), str(error)
     if trend.verdict == "unknown":
-        return (), _clause(trend.because)
+        # As a part of another sentence.
+        return (), trend.because[:1].lower() + trend.because[1:].removesuffix(".")
     if trend.verdict == "steady" or known & _GROWS:
         return (), ""
     which = f", device={timeline.device}" if len(snap.devices) > 1 else ""
@@ -702,11 +683,6 @@ _KIND_WORDS = {
 }
 
 
-def _clause(sentence: str) -> str:
-    """A sentence as a part of another one."""
-    return sentence[:1].lower() + sentence[1:].removesuffix(".")
-
-
 def not_looked_at(snap: Snapshot, device: int, no_growth: str) -> dict[str, str]:
     """The kinds of findings that one device of a snapshot can't show, and why.
 
@@ -724,23 +700,6 @@ def not_looked_at(snap: Snapshot, device: int, no_growth: str) -> dict[str, str]
     if has_device and (room is None or room.other_bytes is None):
         found["non_torch"] = "no JSON beside the file has the device's figures"
     return found
-
-
-def _why_unseen(devices: Mapping[str, list[str]], count: int) -> str:
-    """Why a kind was not looked at, from the devices of each reason, of `count` in all."""
-    return " and ".join(
-        why if len(names) == count else f"on {', '.join(names)} {why}"
-        for why, names in devices.items()
-    )
-
-
-def _not_looked_at_text(kinds: Mapping[str, str]) -> str:
-    """The kinds with their reasons, those of one reason together."""
-    by_reason: dict[str, list[str]] = {}
-    for kind, words in _KIND_WORDS.items():
-        if kind in kinds:
-            by_reason.setdefault(kinds[kind], []).append(words)
-    return "; ".join(f"{', '.join(words)} ({why})" for why, words in by_reason.items())
 
 
 # ---- Tree --------------------------------------------------------------------------------
@@ -988,11 +947,13 @@ class OverviewReport(Report):
     def document(self) -> Document:
         """The report as a document."""
         # Flaws of the file come before any figure.
-        blocks = _entries(self._flaws)
+        blocks: list[Block] = [*_entries(self._flaws)]
         for device in self.devices:
             blocks.append(totals_table(device))
             if device.bill is not None:
-                blocks.append(bill_table(device, device.bill, len(self.devices) > 1))
+                where = f" of {named_device(device)}" if len(self.devices) > 1 else ""
+                moment = "" if device.bills_failure else " at the peak of allocated"
+                blocks.append(replace(device.bill.block(), title=f"The bill{where}{moment}"))
         blocks.extend(_entries(tuple(map(_brief, self.findings[len(self._flaws) :]))))
         for device in self.devices:
             blocks.extend(holder_tables(device, len(self.devices) > 1))
@@ -1020,7 +981,12 @@ class OverviewReport(Report):
         looked = f"Nothing wrong found. Looked at: {', '.join(seen) or 'the file alone'}."
         if not self.not_looked_at:
             return looked
-        return f"{looked} Not looked at: {_not_looked_at_text(self.not_looked_at)}."
+        by_reason: dict[str, list[str]] = {}
+        for kind, words in _KIND_WORDS.items():
+            if kind in self.not_looked_at:
+                by_reason.setdefault(self.not_looked_at[kind], []).append(words)
+        reasons = (f"{', '.join(words)} ({why})" for why, words in by_reason.items())
+        return f"{looked} Not looked at: {'; '.join(reasons)}."
 
     def _facts(self) -> tuple[str, ...]:
         events = sum(device.events for device in self.devices)
@@ -1042,7 +1008,7 @@ class OverviewReport(Report):
 
     def _kind(self) -> str:
         if self.is_host:
-            return name_of(PINNED)
+            return device_name(PINNED)
         return "Rehearsed, not recorded" if self.rehearsed else "PyTorch snapshot"
 
 
@@ -1123,7 +1089,13 @@ def overview(
         rehearsed=snap.rehearsed is not None,
         window=str(snap.window or ""),
         is_host=snap.is_pinned,
-        not_looked_at={kind: _why_unseen(whys, len(entries)) for kind, whys in unseen.items()},
+        not_looked_at={
+            kind: " and ".join(
+                why if len(names) == len(entries) else f"on {', '.join(names)} {why}"
+                for why, names in whys.items()
+            )
+            for kind, whys in unseen.items()
+        },
         findings=(*first, *ranked(findings)),
         _odd=oddities(snap, {entry.device: entry.fragmentation for entry in devices}),
         _flaws=first,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 
@@ -311,10 +311,7 @@ def _growth(trace: _Trace, turns: Sequence[Turn]) -> tuple[TurnGrowth, ...]:
         since = _rises_since(levels)
         if since is not None:
             found.append((place, tuple(levels[since:]), since))
-    grown = [
-        TurnGrowth(p.function, p.filename, p.line, ends, since, p.package, p.caller)
-        for p, ends, since in found
-    ]
+    grown = [TurnGrowth(**asdict(place), ends=ends, since=since) for place, ends, since in found]
     return tuple(sorted(grown, key=lambda one: one.ends[0] - one.ends[-1]))
 
 
@@ -362,18 +359,14 @@ def _survivors(
     owners = trace.owners(alive, is_live)
     found = [
         Survivor(
-            p.function,
-            p.filename,
-            p.line,
-            sum(sizes[row] for row in same),
-            len(same),
-            category,
-            pool,
-            p.package,
-            p.caller,
-            owners.get(str(p), ""),
+            **asdict(place),
+            bytes=sum(sizes[row] for row in same),
+            count=len(same),
+            category=category,
+            pool=pool,
+            owner=owners.get(str(place), ""),
         )
-        for (p, category, pool), same in groups.items()
+        for (place, category, pool), same in groups.items()
     ]
     return tuple(sorted(found, key=lambda one: -one.bytes))
 
@@ -406,8 +399,8 @@ def _pins(trace: _Trace, turn: Turn, rows: Sequence[int]) -> tuple[PinnedSegment
             known = found.get(place, (0, 0, 0))
             found[place] = (known[0] + free, known[1] + used, known[2] + 1)
     pins = [
-        PinnedSegment(p.function, p.filename, p.line, free, held_bytes, count, p.package, p.caller)
-        for p, (free, held_bytes, count) in found.items()
+        PinnedSegment(**asdict(place), free_bytes=free, held_bytes=held_bytes, count=count)
+        for place, (free, held_bytes, count) in found.items()
     ]
     return tuple(sorted(pins, key=lambda one: -one.free_bytes))
 
@@ -523,7 +516,9 @@ def _rest(shown: int, found: Sequence[object]) -> tuple[str, ...]:
 def _growth_table(row: PhaseRow) -> Table:
     rows = tuple(
         (
-            _range_text(one.least_bytes, one.most_bytes),
+            Figure.bytes(one.least_bytes)
+            if one.least_bytes == one.most_bytes
+            else f"{format_bytes(one.least_bytes)} to {format_bytes(one.most_bytes)}",
             Figure.bytes(one.ends[0]),
             Figure.bytes(one.ends[-1]),
             one.place,
@@ -533,12 +528,6 @@ def _growth_table(row: PhaseRow) -> Table:
     title = f"What grows from turn to turn of {row.phase}"
     notes = _rest(_SHOWN, row.growth)
     return Table(title, rows, ("per turn", "from", "to", ""), notes)
-
-
-def _range_text(least: int, most: int) -> Cell:
-    if least == most:
-        return Figure.bytes(least)
-    return f"{format_bytes(least)} to {format_bytes(most)}"
 
 
 def pool_text(pool: tuple[int, int]) -> str:

@@ -122,12 +122,13 @@ def parse_bytes(text: str | int) -> int:
             raise ValueError(f"a size is not negative: {nbytes}")
         return nbytes
     if not isinstance(text, str):
-        raise TypeError(f"a size must be an int of bytes or a text like '24GiB', not {_type(text)}")
+        kind = type(text).__name__
+        raise TypeError(f"a size must be an int of bytes or a text like '24GiB', not {kind}")
     match = _SIZE.fullmatch(text)
     factor = _PARSED_UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise ValueError(f"not a size: {text[:40]!r}; write it like '24GiB' or '512 MiB'")
-    return round(_parsed_number(match[1]) * factor)
+    return round(Fraction(match[1].replace(",", "").rstrip(".")) * factor)
 
 
 def _index(value: Any) -> int | None:
@@ -136,14 +137,6 @@ def _index(value: Any) -> int | None:
         return operator.index(value)
     except TypeError:
         return None
-
-
-def _type(value: object) -> str:
-    return type(value).__name__
-
-
-def _parsed_number(text: str) -> Fraction:
-    return Fraction(text.replace(",", "").rstrip("."))
 
 
 def format_duration_us(duration_us: float) -> str:

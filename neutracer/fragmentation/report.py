@@ -37,7 +37,6 @@ from neutracer.trace.roles import Role, role_of
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.source import SnapshotSource
 from neutracer.trace.stacks import NONE, Frame, grouped, place_of
-from neutracer.trace.table import Table as Rows
 from neutracer.trace.timeline import Step, Timeline, unused_share
 from neutracer.units import (
     format_bytes,
@@ -125,7 +124,8 @@ class Replayed:
     @cached_property
     def _peaks(self) -> tuple[list[int], int]:
         """The peaks of reserved up to the first failure: replayed, and as recorded."""
-        end = self._first_failure()
+        failed = self._timeline.events.find("action", "oom")
+        end = failed[0] if failed else len(self._timeline)
         start = self._timeline.facts["start_bytes"][2]
         peaks = [max(run["reserved"][:end], default=start) for run in self._runs]
         recorded = self._timeline.reserved
@@ -153,11 +153,6 @@ class Replayed:
             return None
         ends = [run["reserved"][-1] for run in self._runs]
         return self._saved(ends, self._timeline.reserved[-1])
-
-    def _first_failure(self) -> int:
-        if not self._timeline.facts["oom_count"]:
-            return len(self._timeline)
-        return next(i for i, name in enumerate(self._timeline.events["action"]) if name == "oom")
 
     def _saved(self, simulated: list[int], recorded: int) -> str:
         low, high = min(simulated), max(simulated)
@@ -334,15 +329,10 @@ def served_of(snap: Snapshot, fragment: core.Fragment) -> Served:
         for below, size in zip((0, *ascending), ascending, strict=False):
             found = fragment.serves(size, below, small)
             if found is not None:
-                _append(ranges, *found)
+                # An adjacent range continues the last one.
+                adjacent = ranges and ranges[-1][1] + 1 == found[0]
+                ranges.append((ranges.pop()[0], found[1]) if adjacent else found)
     return served
-
-
-def _append(ranges: list[tuple[int, int]], least: int, most: int) -> None:
-    """Append a range above all others, merging it with an adjacent last one."""
-    if ranges and ranges[-1][1] + 1 == least:
-        least = ranges.pop()[0]
-    ranges.append((least, most))
 
 
 def _places(snap: Snapshot) -> Callable[[int], Place]:
@@ -480,7 +470,8 @@ def forecast_of(
     chance = _WALK * found["noise"] * math.sqrt(looked)
     walks = found["memory"] >= _WALK_MEMORY and slope * looked <= chance
     small = slope * looked <= _MATERIAL * top
-    ends = found["is_levelling"] or found["teeth"] >= 2 or _comes_back(found, slope * looked)
+    given_back = -sum(nbytes for _, nbytes in found["jumps"] if nbytes < 0)
+    ends = found["is_levelling"] or found["teeth"] >= 2 or given_back > slope * looked / 2
     falls = found["grows"] and found["deviate"] > _SURE and low > 0
     if not falls or walks or small or ends or room <= 0:
         return None
@@ -499,11 +490,6 @@ def forecast_of(
         bytes_per_step=slope / stride,
         event=event,
     )
-
-
-def _comes_back(found: dict[str, Any], lost: float) -> bool:
-    """Check if jumps gave back more than half of the bytes lost over all steps."""
-    return bool(-sum(nbytes for _, nbytes in found["jumps"] if nbytes < 0) > lost / 2)
 
 
 def _shrinking(snap: Snapshot, timeline: Timeline) -> ShrinkingHoles | None:
@@ -701,11 +687,6 @@ def _expandable_advice(replayed: Replayed, unused: _Unused, detail: str | None) 
     return (Note(replayed.advice, detail=detail or why),)
 
 
-def _last_state(timeline: Timeline, *, known: bool) -> int:
-    """The last event with a known state: an unknown end frees all blocks at the last event."""
-    return len(timeline) - 1 if known else len(timeline) - 2
-
-
 def whole_call(timeline: Timeline, event: int) -> int:
     """The event that ends the call that began with a new segment."""
     rows = timeline.events
@@ -810,7 +791,9 @@ def static_pool(snap: Snapshot, timeline: Timeline) -> list[int]:
     # Rows are in order of allocation.
     early = bisect_right(made, begin)
     kept = [row for row, event in enumerate(freed[:early]) if event == -1]
-    own = (row for row in sorted(kept, key=lambda row: -sizes[row]) if not _is_workspace(c, row))
+    # cuBLAS and cuDNN keep their workspaces too.
+    by_size = sorted(kept, key=lambda row: -sizes[row])
+    own = (row for row in by_size if role_of(c[row].stack) is not Role.WORKSPACE)
     largest = list(islice(own, _POOL_BLOCKS))
     reserved = snap.memory_stats(timeline.device)["reserved_bytes.all.current"]
     held = 0
@@ -819,11 +802,6 @@ def static_pool(snap: Snapshot, timeline: Timeline) -> list[int]:
         if held >= _POOL_SHARE * reserved:
             return largest[:count]
     return []
-
-
-def _is_workspace(rows: Rows, row: int) -> bool:
-    """Whether cuBLAS or cuDNN keeps a block, as PyTorch's frames show."""
-    return role_of(rows[row].stack) is Role.WORKSPACE
 
 
 def _pool_finding(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
@@ -849,8 +827,9 @@ def findings_of(snap: Snapshot, device: int, fragment: core.Fragment) -> tuple[F
     timeline = snap.timeline(device)
     known = end_is_known(snap, device)
     if len(timeline):
-        # The trace has the opener even if the segment lacks its stack.
-        now = _look_at(snap, timeline, _last_state(timeline, known=known))
+        # The trace has the opener even if the segment lacks its stack. An unknown end frees all
+        # blocks at the last event.
+        now = _look_at(snap, timeline, len(timeline) - (1 if known else 2))
     else:
         now = _look(fragment, snap.segments, snap.blocks)
     reclaimable = sum(group["reclaimable_bytes"] for group in fragment.groups())
@@ -879,39 +858,6 @@ def findings_of(snap: Snapshot, device: int, fragment: core.Fragment) -> tuple[F
 # ---- Readings ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Readings:
-    """A monitor's readings of one device, for a report without a layout."""
-
-    device: int  # Its number; -1 is the CPU.
-    figures: dict[str, Any]  # The byte fields of a FragmentationReport, from the last reading.
-    # The bytes that the process may have: its limit, else the device, else the most that it
-    # reserved.
-    room: int
-    spared: int  # The most reserved minus the most allocated, in bytes; no cure gives back more.
-    spared_ratio: float  # The same as a share of the most reserved.
-    largest: float  # The largest ratio of any reading.
-    mean: float
-    history: bytes  # The ratio of each row of the monitor's series, as native doubles.
-    ooms: int  # Out-of-memory errors by the allocator's count.
-    retries: int  # Releases of the cache to retry an allocation.
-
-    def findings(self) -> tuple[Finding, ...]:
-        """The finding about the last reading, if any."""
-        reserved, allocated = (self.figures[f"{name}_bytes"] for name in ("reserved", "allocated"))
-        ratio = (reserved - allocated) / reserved if reserved else 0.0
-        unused = reserved - allocated
-        if band(ratio) == "good":
-            return ()
-        text = f"{format_share(ratio)} of the {format_bytes(reserved)} reserved was unused"
-        note = Note(f"At most {format_share(self.largest)} while the monitor ran.")
-        severity = min(
-            severity_of(ratio, unused, self.room),
-            severity_of(self.spared_ratio, self.spared, self.room),
-        )
-        return (Finding("fragmentation", severity, unused, text, (note,)),)
-
-
 @runtime_checkable
 class Monitor(Protocol):
     """The interface of MemoryMonitor: its last reading, and the series of all."""
@@ -920,35 +866,21 @@ class Monitor(Protocol):
     def device_series(self, device: Any = None) -> Any: ...
 
 
-def readings_of(monitor: Monitor, device: object) -> Readings:
-    """A monitor's readings of a device."""
-    stats = monitor.get_stats(device)
-    series = monitor.device_series(device)
-    name = stats["device"]
-    reserved, active = stats["reserved_bytes"], stats["active_bytes"]
-    requested = stats["requested_bytes"] or active
-    figures = {
-        "reserved_bytes": reserved,
-        "allocated_bytes": stats["current_bytes"],
-        "active_bytes": active,
-        "requested_bytes": requested,
-        "internal_bytes": max(active - requested, 0),
-        "external_bytes": max(reserved - active, 0),
-        "reclaimable_bytes": 0,
-        "largest_request": 0,
-    }
-    return Readings(
-        device=-1 if name == "cpu" else int(name.rpartition(":")[2]),
-        figures=figures,
-        room=stats["limit_bytes"] or stats["peak_reserved_bytes"],
-        spared=max(stats["peak_reserved_bytes"] - stats["peak_bytes"], 0),
-        spared_ratio=unused_share(stats["peak_reserved_bytes"], stats["peak_bytes"]),
-        largest=stats["max_ratio"],
-        mean=stats["avg_ratio"],
-        history=bytes(series.codes("ratio")),
-        ooms=stats["ooms"],
-        retries=stats["retries"],
-    )
+def _reading_findings(stats: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """The finding about a monitor's last reading, if any."""
+    reserved, unused = stats["reserved_bytes"], stats["reserved_bytes"] - stats["current_bytes"]
+    ratio = unused / reserved if reserved else 0.0
+    if band(ratio) == "good":
+        return ()
+    text = f"{format_share(ratio)} of the {format_bytes(reserved)} reserved was unused"
+    note = Note(f"At most {format_share(stats['max_ratio'])} while the monitor ran.")
+    # The bytes that the process may have: its limit, else the most that it reserved. No cure gives
+    # back more than the most reserved minus the most allocated.
+    peak, most = stats["peak_reserved_bytes"], stats["peak_bytes"]
+    room = stats["limit_bytes"] or peak
+    spared = severity_of(unused_share(peak, most), max(peak - most, 0), room)
+    severity = min(severity_of(ratio, unused, room), spared)
+    return (Finding("fragmentation", severity, unused, text, (note,)),)
 
 
 # ---- Report ------------------------------------------------------------------------------
@@ -1164,7 +1096,7 @@ def fragmentation_report(
         ('moderate', 0.248, True)
     """
     if isinstance(source, Monitor):
-        return _of_monitor(readings_of(source, device))
+        return _of_monitor(source, device)
     return _begun(opened(source), device)
 
 
@@ -1204,31 +1136,42 @@ def device_fragmentation(snap: Snapshot, number: int) -> FragmentationReport:
     )
 
 
-def _of_monitor(readings: Readings) -> FragmentationReport:
+def _of_monitor(monitor: Monitor, device: int | None) -> FragmentationReport:
     """The layout now, if this process has one, with a monitor's history."""
+    stats = monitor.get_stats(device)
+    name: str = stats["device"]
+    number = -1 if name == "cpu" else int(name.rpartition(":")[2])
     known: dict[str, Any] = {
         "max_event": None,
-        "avg_fragmentation": readings.mean,
-        "_history": readings.history,
+        "avg_fragmentation": stats["avg_ratio"],
+        "retries": stats["retries"],
+        "_history": bytes(monitor.device_series(device).codes("ratio")),
     }
     try:
         snap = opened(None)
     except UnavailableError:
         snap = None
-    if snap is not None and readings.device in snap.devices:
-        now = _begun(snap, readings.device)
-        largest = max(readings.largest, now.ratio)
-        return replace(now, max_fragmentation=largest, retries=readings.retries, **known)
+    if snap is not None and number in snap.devices:
+        now = _begun(snap, number)
+        return replace(now, max_fragmentation=max(stats["max_ratio"], now.ratio), **known)
+    reserved, active = stats["reserved_bytes"], stats["active_bytes"]
+    requested = stats["requested_bytes"] or active
     return FragmentationReport(
-        device=readings.device,
-        **readings.figures,
-        max_fragmentation=readings.largest,
-        oom_count=readings.ooms,
-        retries=readings.retries,
+        device=number,
+        reserved_bytes=reserved,
+        allocated_bytes=stats["current_bytes"],
+        active_bytes=active,
+        requested_bytes=requested,
+        internal_bytes=max(active - requested, 0),
+        external_bytes=max(reserved - active, 0),
+        reclaimable_bytes=0,
+        largest_request=0,
+        max_fragmentation=stats["max_ratio"],
+        oom_count=stats["ooms"],
         pools=(),
         segments=(),
         holes=(),
-        findings=readings.findings(),
+        findings=_reading_findings(stats),
         _served=None,
         **known,
     )

@@ -20,7 +20,7 @@ from neutracer.errors import UnavailableError
 from neutracer.heap.cycles import node_from_core, reference_text, tensor_text
 from neutracer.heap.graph import ObjectGraph
 from neutracer.heap.objects import Edge, Node
-from neutracer.render.document import Block, Document, Note, Paragraph, Place, Severity, clean
+from neutracer.render.document import Block, Document, Note, Paragraph, Severity, clean
 from neutracer.render.report import Finding, Report
 from neutracer.units import format_count
 
@@ -74,7 +74,12 @@ def read_autograd() -> AutogradLinks:
     tensor_base = getattr(getattr(torch, "_C", None), "TensorBase", None)
     if tensor_base is None or not hasattr(torch, "Tensor"):
         return AutogradLinks([], b"", array("I"), (), 0)
-    with _without_overrides(torch):
+    with contextlib.ExitStack() as stack:
+        # No override of the program runs.
+        for name in ("DisableTorchFunction", "_DisableTorchDispatch"):
+            guard = getattr(torch._C, name, None)  # type: ignore[union-attr]
+            if guard is not None:
+                stack.enter_context(guard())
         _learn_hooks(torch)
         reader = _Reader(tensor_base)
         reader.run()
@@ -150,16 +155,6 @@ def _leading_nodes(links: AutogradLinks, idle: Sequence[bool]) -> set[int]:
         found.update(more)
         left += more
     return found
-
-
-@contextlib.contextmanager
-def _without_overrides(torch: Any) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for name in ("DisableTorchFunction", "_DisableTorchDispatch"):
-            guard = getattr(torch._C, name, None)
-            if guard is not None:
-                stack.enter_context(guard())
-        yield
 
 
 @functools.cache
@@ -362,7 +357,10 @@ class Way:
     @property
     def chain(self) -> str:
         """One line: "module train → TRAINER → .model → ['weight']"."""
-        parts = [_beginning(self.nodes[0])]
+        root = self.nodes[0]
+        parts = [root.label]
+        if root.kind == "root" and root.place is not None:
+            parts = [f"{root.label}, {os.path.basename(root.place.filename)}:{root.place.line}"]
         for edge in self.edges:
             label = self.nodes[edge.target].label
             if edge.kind == "other" or not edge.text or self.nodes[edge.source].kind == "folded":
@@ -501,13 +499,6 @@ def _thread_names(idents: set[int]) -> dict[int, str]:
     return names
 
 
-def _beginning(node: Node) -> str:
-    place: Place | None = node.place
-    if node.kind != "root" or place is None:
-        return node.label
-    return f"{node.label}, {os.path.basename(place.filename)}:{place.line}"
-
-
 # ---- Alive -------------------------------------------------------------------------------
 
 _MOST_PATHS = 100
@@ -608,7 +599,12 @@ def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
     target = [obj]
     del obj
     names = _names_in_dicts(target)
-    asking = _asking_place(sys._getframe(1))
+    # The program's function that asks.
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(OWN_FILES):
+        frame = frame.f_back
+    asking = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno or 0)
+    del frame
     (found,) = find_ways(target, max_paths + _SPARE_WAYS)
     if found is None:
         return AliveReport(
@@ -625,27 +621,15 @@ def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
     return _report(replace(found, ways=_in_order(found.ways, asking)), names, max_paths)
 
 
-def _asking_place(frame: FrameType | None) -> tuple[str, int]:
-    """File and line of the program's function that asks."""
-    while frame is not None and frame.f_code.co_filename.startswith(OWN_FILES):
-        frame = frame.f_back
-    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno or 0)
-
-
 def _in_order(ways: Sequence[Way], asking: tuple[str, int]) -> tuple[Way, ...]:
     """The ways without those from frames of a shell, and those from the asking frame last."""
-    shown = [way for way in ways if not _is_of_shell(way.nodes[0])]
-    return tuple(sorted(shown, key=lambda way: _stands_at(way.nodes[0], asking)))
-
-
-def _is_of_shell(root: Node) -> bool:
-    path = "" if root.kind != "root" or root.place is None else root.place.filename
-    return any(f"{os.sep}{name}{os.sep}" in path for name in _SHELLS)
-
-
-def _stands_at(root: Node, at: tuple[str, int]) -> bool:
-    place = root.place
-    return root.kind == "root" and place is not None and (place.filename, place.line) == at
+    shown = []
+    for way in ways:
+        place = way.nodes[0].place if way.nodes[0].kind == "root" else None
+        where = ("", -1) if place is None else (place.filename, place.line)
+        if not any(f"{os.sep}{name}{os.sep}" in where[0] for name in _SHELLS):
+            shown.append((where == asking, way))
+    return tuple(way for _, way in sorted(shown, key=lambda one: one[0]))
 
 
 def _names_in_dicts(target: list[Any]) -> list[tuple[str, ...]]:
@@ -780,22 +764,15 @@ def _advice(way: Way) -> str:
     edges = way.edges
     first = edges[0] if edges else None
     if first is not None and way.nodes[0].kind == "module":
-        notebook = _notebook_advice(way, first)
-        if notebook:
-            return notebook
+        module = way.nodes[0].label.removeprefix("module ")
+        output = first.name in _OUTPUTS or (first.name[:1] == "_" and first.name[1:].isdecimal())
+        if (module == "__main__" and output) or (module == "sys" and first.name in _LAST):
+            return "call neutracer.release_holders()"
     for edge in edges:
         advice = _edge_advice(way, edge)
         if advice:
             return advice
     return _root_advice(way)
-
-
-def _notebook_advice(way: Way, first: Edge) -> str:
-    module = way.nodes[0].label.removeprefix("module ")
-    output = first.name in _OUTPUTS or (first.name[:1] == "_" and first.name[1:].isdecimal())
-    if (module == "__main__" and output) or (module == "sys" and first.name in _LAST):
-        return "call neutracer.release_holders()"
-    return ""
 
 
 def _edge_advice(way: Way, edge: Edge) -> str:

@@ -331,7 +331,7 @@ def find_autograd_cycles() -> AutogradCyclesReport:
         untold_bytes=found["left_out_bytes"],
         unread=unread,
         unfollowed=unfollowed,
-        findings=ranked(_cycle_finding(cycle) for cycle in cycles),
+        findings=ranked(map(_cycle_finding, cycles)),
     )
 
 

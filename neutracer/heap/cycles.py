@@ -192,21 +192,16 @@ def _local(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
     return f"`del {edge.name}` in {frame}, or close() it when it is no longer needed"
 
 
-def _default(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
-    edge = way[at]
-    return f"don't make it the default of {edge.name}: pass it, or look it up when called"
-
-
-def _callback(nodes: Sequence[Node], way: Sequence[Edge], at: int) -> str:
-    return "use a plain function as the weak reference's callback: this one refers back"
-
-
 _SPECIAL: dict[str, Callable[[Sequence[Node], Sequence[Edge], int], str]] = {
     "self": _bound_method,
     "closure_variable": _closure,
     "local": _local,
-    "default": _default,
-    "callback": _callback,
+    "default": lambda nodes, way, at: (
+        f"don't make it the default of {way[at].name}: pass it, or look it up when called"
+    ),
+    "callback": lambda nodes, way, at: (
+        "use a plain function as the weak reference's callback: this one refers back"
+    ),
 }
 
 
@@ -423,7 +418,7 @@ def cycle_from_core(
     )
     edges = [Edge(s, t, clean(name), kind, cycle) for s, t, name, kind, cycle in plain["edges"]]
     way = [edge for edge in edges if edge.in_cycle]
-    cuts = tuple(_cut_from_core(one) for one in plain["cuts"])
+    cuts = tuple(map(_cut_from_core, plain["cuts"]))
     edges[cuts[0].edge] = replace(way[cuts[0].edge], cut=True)
     tensors = sorted(
         (node.tensor for node in nodes if node.tensor is not None),

@@ -285,20 +285,15 @@ def _cut_far(
     before = _spread(near, [fixed[i] for i in sorted(fixed)])
     ways: dict[Hashable, None] = {}
     for key, held in weight.most_common(_KEPT_TENSORS):
-        way = _way_to(key, before) if held and key in before else []
+        way = [key] if held and key in before else []
+        while way and before[way[-1]] != way[-1]:
+            way.append(before[way[-1]])
         if len(ways.keys() | way) <= most_nodes // 2:
             ways.update(dict.fromkeys(way))
     rest = [*before, *(key for key in near if key not in before)]
     starts = [key for key, other in before.items() if key == other]
     drawn = set(list(dict.fromkeys([*starts, *ways, *rest]))[:most_nodes])
     return [key if key in drawn else None for key in keys]
-
-
-def _way_to(key: Hashable, before: dict[Hashable, Hashable]) -> list[Hashable]:
-    way = [key]
-    while before[way[-1]] != way[-1]:
-        way.append(before[way[-1]])
-    return way
 
 
 def _spread(
@@ -323,18 +318,13 @@ def _keyed(graph: GraphData, ring: Sequence[int], keys: Sequence[Hashable | None
             members.setdefault(key, []).append(node)
     number = {key: place for place, key in enumerate(members)}
     nodes = tuple(merged_node(number[key], nodes) for key, nodes in members.items())
-    ends = [None if key is None else number[key] for key in keys]
+    ends = {at: number[key] for at, key in enumerate(keys) if key is not None}
+    kept = [edge for edge in graph.edges if edge.source in ends and edge.target in ends]
     runs = {number[key] for key in number if isinstance(key, tuple) and key[0] == "run"}
-    edges = merged_edges(_moved(graph.edges, ends, runs))
+    moved = [replace(edge, source=ends[edge.source], target=ends[edge.target]) for edge in kept]
+    edges = merged_edges(e for e in moved if e.source != e.target or e.source not in runs)
     notes = _notes(members, len(ring), sum(key is None for key in keys))
     return replace(graph, nodes=nodes, edges=edges, notes=(*graph.notes, *notes))
-
-
-def _moved(edges: Iterable[Edge], ends: Sequence[int | None], runs: set[int]) -> Iterable[Edge]:
-    for edge in edges:
-        source, target = ends[edge.source], ends[edge.target]
-        if source is not None and target is not None and (source != target or source not in runs):
-            yield replace(edge, source=source, target=target)
 
 
 def _notes(members: dict[Hashable, list[Node]], length: int, left_out: int) -> list[str]:
@@ -1233,10 +1223,15 @@ def _dpi(svg: str) -> float:
 _MOST_TEXT = 500
 _MOST_FRAMES = 40
 
+_LINE_KEY = '<path d="M1,6 H27" stroke-width="2"{}/>'
 _KEYS = (
-    ("tensor", '<rect x="1" y="1" width="26" height="10" rx="3" fill="none"/>', "holds memory"),
-    ("cycle", '<path d="M1,6 H27" stroke-width="2"/>', "the cycle"),
-    ("cut", '<path d="M1,6 H27" stroke-width="2" stroke-dasharray="5,3"/>', "break here"),
+    (
+        "nt-node nt-tensor",
+        '<rect x="1" y="1" width="26" height="10" rx="3" fill="none"/>',
+        "holds memory",
+    ),
+    ("nt-edge nt-cycle", _LINE_KEY.format(""), "the cycle"),
+    ("nt-edge nt-cut", _LINE_KEY.format(' stroke-dasharray="5,3"'), "break here"),
 )
 
 
@@ -1277,12 +1272,17 @@ def _style() -> str:
 
 
 def _bar(graph: GraphData) -> str:
+    has = {
+        "holds memory": any(node.bytes for node in graph.nodes),
+        "the cycle": any(edge.in_cycle for edge in graph.edges),
+        "break here": any(edge.cut for edge in graph.edges),
+    }
     objects = format_count(sum(node.count for node in graph.nodes), "object")
     keys = "".join(
-        f'<span class="key"><svg aria-hidden="true"><g class="{_key_class(role)}">{shape}</g>'
+        f'<span class="key"><svg aria-hidden="true"><g class="{kind}">{shape}</g>'
         f"</svg>{word}</span>"
-        for role, shape, word in _KEYS
-        if _has(graph, role)
+        for kind, shape, word in _KEYS
+        if has[word]
     )
     return (
         '<div class="bar" hidden><input id="search" type="search" '
@@ -1293,16 +1293,6 @@ def _bar(graph: GraphData) -> str:
         '<span class="muted" id="found" aria-live="polite"></span>'
         f'<span class="muted">{objects}</span>{keys}</div>'
     )
-
-
-def _key_class(role: str) -> str:
-    return "nt-node nt-tensor" if role == "tensor" else f"nt-edge nt-{role}"
-
-
-def _has(graph: GraphData, role: str) -> bool:
-    if role == "tensor":
-        return any(node.bytes for node in graph.nodes)
-    return any(edge.cut if role == "cut" else edge.in_cycle for edge in graph.edges)
 
 
 def _text(text: str) -> str:
@@ -1323,7 +1313,7 @@ def _data(graph: GraphData) -> str:
                 "source": edge.source,
                 "target": edge.target,
                 "text": _plain(edge.text),
-                "role": _role(edge),
+                "role": "break here" if edge.cut else "in the cycle" if edge.in_cycle else "",
             }
             for edge in graph.edges
         ],
@@ -1332,10 +1322,6 @@ def _data(graph: GraphData) -> str:
     for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text
-
-
-def _role(edge: Edge) -> str:
-    return "break here" if edge.cut else "in the cycle" if edge.in_cycle else ""
 
 
 def _node(node: Node, shared: Counter[int]) -> dict[str, Any]:

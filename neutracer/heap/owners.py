@@ -122,10 +122,13 @@ def _edge_names(edge: Edge, source: Node, target: Node) -> Iterator[_Name]:
     elif kind == "item":
         yield _Name("", name, is_position=True)
     elif kind == "exception":
-        yield from _of_exception(name, source)
+        if name != "tb_next" and source.kind == "exception":
+            yield _Name("exception")
+        if name != "tb_next":
+            yield _Name("traceback" if name == "__traceback__" else name)
     elif kind == "frame":
         yield _Name(target.label.replace(_ROOT, "frame ", 1))
-    elif kind == "local":
+    elif kind in ("local", "autograd"):
         yield _Name(name)
     elif kind in ("function", "type"):
         return
@@ -133,8 +136,6 @@ def _edge_names(edge: Edge, source: Node, target: Node) -> Iterator[_Name]:
         yield _Name("", "…", is_position=True)
     elif kind == "self":
         yield _Name("self")
-    elif kind == "autograd":
-        yield _Name(name)
     elif kind == "other" or not edge.text:
         yield _Name(target.label)
     else:
@@ -148,14 +149,6 @@ def _key(name: str) -> str:
     return name
 
 
-def _of_exception(name: str, source: Node) -> Iterator[_Name]:
-    if name == "tb_next":
-        return
-    if source.kind == "exception":
-        yield _Name("exception")
-    yield _Name("traceback" if name == "__traceback__" else name)
-
-
 def _shape(names: Sequence[_Name]) -> tuple[_Name, ...]:
     """The names without what differs between the items of one container."""
     return tuple(replace(one, index="…") if one.index else one for one in names)
@@ -167,13 +160,8 @@ def _until_item(names: Sequence[_Name]) -> tuple[_Name, ...]:
     return tuple(names[: items[-1] + 1] if items else names)
 
 
-def _alike_text(alike: Sequence[tuple[_Name, ...]]) -> str:
-    """Paths to items of the same containers, with the part of the item where it is the same."""
-    same_part = len({_shape(names) for names in alike}) == 1
-    return _path_text(alike if same_part else [_until_item(names) for names in alike])
-
-
 def _path_text(alike: Sequence[Sequence[_Name]]) -> str:
+    """Paths to items of the same containers, as one."""
     names = [_common([each[at] for each in alike]) for at in range(len(alike[0]))]
     kept = []
     for at, name in enumerate(names):
@@ -275,7 +263,11 @@ def holders_of(lines: Mapping[str, Sequence[Block]]) -> dict[str, str]:
     try:
         prepare_heap()
         links = read_autograd()
-        wanted = {line: _sample(blocks) for line, blocks in lines.items()}
+        wanted = {
+            line: [blocks[at * len(blocks) // count] for at in range(count)]
+            for line, blocks in lines.items()
+            for count in (min(len(blocks), _MOST_BLOCKS),)
+        }
         inside = _in_blocks(links.objects, wanted)
         targets, owners = _first_of(inside)
         parts = _parts_of(inside)
@@ -300,12 +292,6 @@ def holders_of(lines: Mapping[str, Sequence[Block]]) -> dict[str, str]:
         for line, blocks in wanted.items()
         if blocks
     }
-
-
-def _sample(blocks: Sequence[Block]) -> list[Block]:
-    if len(blocks) <= _MOST_BLOCKS:
-        return list(blocks)
-    return [blocks[at * len(blocks) // _MOST_BLOCKS] for at in range(_MOST_BLOCKS)]
 
 
 def tensors_in(
@@ -402,7 +388,14 @@ def _said(blocks: Sequence[Sequence[Found | None]], too_large: bool, slices: str
         for rank, (one, count) in enumerate(counts.most_common(2))
         if not rank or count >= _SECOND_SHARE * len(blocks)
     ]
-    texts = [one if isinstance(one, str) else _alike_text(alike[one]) for one in shown]
+    texts = []
+    for one in shown:
+        if isinstance(one, str):
+            texts.append(one)
+            continue
+        # With the part of the item where it is the same.
+        same_part = len({_shape(names) for names in alike[one]}) == 1
+        texts.append(_path_text(alike[one] if same_part else list(map(_until_item, alike[one]))))
     if texts and not isinstance(shown[0], str) and "autograd graph" not in texts[0]:
         texts[0] += slices
     return "; ".join(texts)

@@ -860,15 +860,12 @@ class PressureCollector(StaysHere, instead="it watches this process: send its .c
         while not self._ended.wait(self._interval):
             if self._pending:
                 continue
-            if not self._due():
+            if self._max_garbage is None and self._measure().share < self._fraction:
                 self._wait_s = _FIRST_WAIT_S
                 self._next_walk = 0.0
             elif time.monotonic() >= self._next_walk:
                 self._pending = True
                 self._pending = core.call_at_safe_point(self._collect)
-
-    def _due(self) -> bool:
-        return self._max_garbage is not None or self._measure().share >= self._fraction
 
     # On the main thread, between two bytecodes.
     def _collect(self) -> None:

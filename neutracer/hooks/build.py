@@ -127,15 +127,10 @@ def unsafe(path: Path) -> str:
         if found.st_uid not in (os.geteuid(), 0) and not (above and _is_unmapped(found.st_uid)):
             return f"{level} belongs to another user"
         sticky = above and found.st_mode & stat.S_ISVTX
-        if not sticky and _is_open(level, found):
+        by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(level, found.st_gid)
+        if not sticky and (found.st_mode & stat.S_IWOTH or by_group):
             return f"{level} is writable by others (fix it with 'chmod go-w')"
     return ""
-
-
-def _is_open(level: Path, found: os.stat_result) -> bool:
-    if found.st_mode & stat.S_IWOTH:
-        return True
-    return bool(found.st_mode & stat.S_IWGRP) and not _is_own_group(level, found.st_gid)
 
 
 def _is_own_group(level: Path, gid: int) -> bool:

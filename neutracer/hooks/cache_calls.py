@@ -79,7 +79,10 @@ def places(
         if event is None:
             return None
         event = _completed(trace, event)
-        if not _is_then(trace, event, time_us):
+        # The call's time has to fit between this event and the next.
+        after, is_last = trace.time_us(event), event + 1 == len(trace.marks)
+        before = 0 if is_last else trace.time_us(event + 1)
+        if (after and after > time_us + _CLOCKS_US) or (before and before < time_us - _CLOCKS_US):
             return None
         if not found or event > found[-1]:
             found.append(event)
@@ -145,15 +148,6 @@ class _Counted:
 def _completed(trace: Trace, event: int) -> int:
     follows = trace.marks[event : event + 2] == bytes([_FREE, _COMPLETED])
     return event + 1 if follows and trace.address(event) == trace.address(event + 1) else event
-
-
-def _is_then(trace: Trace, event: int, time_us: int) -> bool:
-    """True if a call at that time fits between this event and the next."""
-    after, is_last = trace.time_us(event), event + 1 == len(trace.marks)
-    before = 0 if is_last else trace.time_us(event + 1)
-    return (after == 0 or after <= time_us + _CLOCKS_US) and (
-        before == 0 or before >= time_us - _CLOCKS_US
-    )
 
 
 def dumped_trace(events: Sequence[Mapping[str, Any]]) -> Trace:

@@ -121,13 +121,13 @@ def texts_of(
         return texts, partial(_learn, texts, make, {})
     for path, module in model.named_modules():
         texts[id(module)] = make(MODULE_MARK + path)
-    return texts, partial(_know_compiled, texts)
 
+    def know_compiled(module: Any) -> None:
+        text = texts.get(id(_parts(module).get("_orig_mod")))
+        if text is not None:
+            texts[id(module)] = text
 
-def _know_compiled(texts: dict[int, Text], module: Any) -> None:
-    text = texts.get(id(_parts(module).get("_orig_mod")))
-    if text is not None:
-        texts[id(module)] = text
+    return texts, know_compiled
 
 
 def _learn(

@@ -288,7 +288,13 @@ def attach(events: int = 100_000, frames: int = 0) -> None:
 
 
 def _begin(events: int) -> None:
-    _refuse_without_device()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.version.cuda is not None and torch.cuda.device_count() == 0:
+        # Before anything is compiled.
+        raise UnavailableError(
+            "a CUDA device in this process",
+            "torch finds none, and a torch built for CUDA does not report its CPU allocations",
+        )
     module = load()
     watch_thread()
     if module.backend == "cuda":
@@ -374,16 +380,6 @@ def state() -> HookState | None:
         pushed={device: pushed for device, pushed, _ in now["rings"]},
         threads=now.get("threads", 0),
     )
-
-
-def _refuse_without_device() -> None:
-    """Fail before compiling if a torch for CUDA has no device."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.version.cuda is not None and torch.cuda.device_count() == 0:
-        raise UnavailableError(
-            "a CUDA device in this process",
-            "torch finds none, and a torch built for CUDA does not report its CPU allocations",
-        )
 
 
 def _capacity(now: dict[str, Any]) -> int:

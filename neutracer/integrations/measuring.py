@@ -19,7 +19,7 @@ import pytest
 
 import neutracer
 from neutracer.errors import NeutracerError, UnavailableError, missing
-from neutracer.integrations.markers import MARKERS
+from neutracer.integrations import MARKERS
 from neutracer.recording.recorder import HISTORY, dumped, is_for_cpu
 from neutracer.rehearsal.cards import ENDLESS, find_card
 from neutracer.saving import atomic_file
@@ -571,17 +571,16 @@ class Baseline:
                 # A line missing from the file may have moved.
                 moved = next((one for one in old if _function(one) == _function(place)), "")
                 pairs.append((place, nbytes, old.pop(moved, 0)))
-        rows = [(nbytes - was, _grown(place, nbytes, was)) for place, nbytes, was in pairs]
+        rows = []
+        for place, nbytes, was in pairs:
+            origin = f"was {format_bytes(was)}" if was else "new among the largest"
+            more = nbytes - was
+            rows.append((more, f"+{format_bytes(more)} {place}: {origin}"))
         return [text for more, text in sorted(rows, reverse=True) if more > 0]
 
 
 def _function(place: str) -> str:
     return re.sub(r":\d+", "", place)
-
-
-def _grown(place: str, nbytes: int, was: int) -> str:
-    origin = f"was {format_bytes(was)}" if was else "new among the largest"
-    return f"+{format_bytes(nbytes - was)} {place}: {origin}"
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -656,7 +655,10 @@ class Measuring:
         self._updates = bool(option.neutracer_update_baseline)
         self._tolerance = _share(option.neutracer_tolerance or config.getini("neutracer_tolerance"))
         self._baseline = None
-        path = _baseline_path(config)
+        given, named = option.neutracer_baseline, config.getini("neutracer_baseline")
+        path = config.rootpath / named if named else None
+        if given:
+            path = config.invocation_params.dir / given
         if self._updates and path is None:
             raise pytest.UsageError("--neutracer-update-baseline needs --neutracer-baseline FILE")
         if path is not None:
@@ -855,14 +857,6 @@ class Measuring:
             terminal.write_line(f"{test}: {', '.join(figures)}")
             for line in lines([(place[0], place[1], place[2]) for place in row["places"]])[:3]:
                 terminal.write_line(line)
-
-
-def _baseline_path(config: pytest.Config) -> Path | None:
-    given: str | None = config.option.neutracer_baseline
-    if given:
-        return config.invocation_params.dir / given
-    named: str = config.getini("neutracer_baseline")
-    return config.rootpath / named if named else None
 
 
 def _meter(item: pytest.Item) -> Meter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from neutracer.integrations.markers import MARKERS
+from neutracer.integrations import MARKERS
 
 if TYPE_CHECKING:
     import pytest

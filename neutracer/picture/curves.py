@@ -61,26 +61,21 @@ def draw_fragmentation(scene: Scene, event: int | None, palette: Palette) -> Any
         head = f"the {shown} largest of {count} segments after {when}"
     head = f"{head}: blocks are blue, holes sand" if count else f"nothing reserved after {when}"
     axes.set_title(head, loc="left", fontsize=9.5, color=palette.ink)
-    style: dict[str, Any] = {"va": "top"}
     title = sentence(scene.title, 80)
-    figure.text(0.085, 0.985, title, color=palette.ink, size=13, weight="bold", **style)
+    figure.text(0.085, 0.985, title, color=palette.ink, size=13, weight="bold", va="top")
     state = event + 1
     unused = int(scene.reserved[state] - scene.allocated[state])
     facts = f"most unused: {size_text(unused)} of "
     facts += f"{size_text(int(scene.reserved[state]))} reserved, after {when}"
-    worst = _judged(scene)
+    report = fragmentation_report(scene.snapshot, device=scene.timeline.device)
+    kinds = ("fragmentation", "fragmentation_peak")
+    judged = (one.severity for one in report.findings if one.kind in kinds)
+    worst = max(judged, default=Severity.INFO)
     if worst > Severity.INFO:
         facts += f" · {worst}"
     colour = palette.red if worst >= Severity.SERIOUS else palette.grey
-    figure.text(0.085, 0.94, facts, color=colour, size=9.5, **style)
+    figure.text(0.085, 0.94, facts, color=colour, size=9.5, va="top")
     return figure
-
-
-def _judged(scene: Scene) -> Severity:
-    report = fragmentation_report(scene.snapshot, device=scene.timeline.device)
-    kinds = ("fragmentation", "fragmentation_peak")
-    found = [one.severity for one in report.findings if one.kind in kinds]
-    return max(found, default=Severity.INFO)
 
 
 def _draw_share(scene: Scene, axes: Any, event: int, palette: Palette) -> None:
@@ -177,7 +172,8 @@ def stacked_bands(scene: Scene, by: str, top: int) -> tuple[Any, list[tuple[str,
         or never used): the largest at the peak first, all others last.
     """
     columns = min(_STACK_COLUMNS, max(1, scene.view[1] - scene.view[0]))
-    states = _fullest_states(scene, columns)
+    spans, held = zip(*scene.column_states(columns), strict=True), scene.allocated
+    states = np.array([first + int(np.argmax(held[first:end])) for first, end in spans])
     table = scene.timeline.allocations
     stacks = np.asarray(table.codes("stack"))
     groups, names = _groups(scene, stacks, by)
@@ -213,14 +209,6 @@ def _over_states(scene: Scene, begin: Any, end: Any, size: Any) -> Any:
     np.add.at(change, begin, size)
     np.add.at(change, end, -size)
     return np.cumsum(change)
-
-
-def _fullest_states(scene: Scene, columns: int) -> Any:
-    """The state of each column in which the most was allocated."""
-    first, end = scene.column_states(columns)
-    return np.array(
-        [a + int(np.argmax(scene.allocated[a:b])) for a, b in zip(first, end, strict=True)]
-    )
 
 
 def _groups(scene: Scene, stacks: Any, by: str) -> tuple[Any, list[str]]:
@@ -281,15 +269,14 @@ def draw_stacked(scene: Scene, by: str, top: int, palette: Palette) -> Any:
     time_axis(axes, scene.by_time, len(scene.timeline))
     _legend(axes, palette)
     draw_ooms(scene, None, axes, palette)
-    written: dict[str, Any] = {"va": "top"}
     title = sentence(scene.title, 80)
-    figure.text(0.075, 0.985, title, color=palette.ink, size=13, weight="bold", **written)
+    figure.text(0.075, 0.985, title, color=palette.ink, size=13, weight="bold", va="top")
     state, nbytes = scene.peak(scene.allocated)
     facts = (
         f"peak allocated {size_text(nbytes)} {moment(state - 1)}"
         f" · peak reserved {size_text(scene.peak(scene.reserved)[1])}"
     )
-    figure.text(0.075, 0.928, facts, color=palette.grey, size=9.5, **written)
+    figure.text(0.075, 0.928, facts, color=palette.grey, size=9.5, va="top")
     return figure
 
 
@@ -339,7 +326,7 @@ _HIGH = 0.62  # of a row, that a bar has
 _MOST_TERM, _LINE = 48, 118
 
 # What the request can have comes last, so that its own bar lies below that.
-_LAST = ("waiting", "free elsewhere", "free", "not reserved")
+_LAST = {"waiting": 1, "free elsewhere": 2, "free": 3, "not reserved": 4}
 
 
 def draw_bill(why: ExplainReport, title: str, palette: Palette) -> Any:
@@ -381,7 +368,7 @@ def _bars(why: ExplainReport, palette: Palette) -> list[_Bar]:
     limit, asked, lacks = bill.limit_bytes, bill.request_bytes, bill.missing_bytes
     bars = [_Bar(bill.limit_text(), limit, 0, ((limit, palette.surface),), palette.ink)]
     begins = []
-    for term in sorted(bill.shown_terms(), key=_order):
+    for term in sorted(bill.shown_terms(), key=lambda one: _LAST.get(one.term, 0)):
         parts = _parts(why, term, palette)
         bars.append(_Bar(_name(bill, term), term.bytes, at, parts, palette.ink))
         if term.term in ("free", "not reserved"):
@@ -395,10 +382,6 @@ def _bars(why: ExplainReport, palette: Palette) -> list[_Bar]:
     return bars
 
 
-def _order(term: BillTerm) -> int:
-    return _LAST.index(term.term) + 1 if term.term in _LAST else 0
-
-
 def _name(bill: Bill, term: BillTerm) -> str:
     """A term's words; of a line the function is cut, not the place, and who called it left out."""
     if term.place is None:
@@ -410,12 +393,10 @@ def _name(bill: Bill, term: BillTerm) -> str:
 
 def _parts(why: ExplainReport, term: BillTerm, palette: Palette) -> tuple[tuple[int, str], ...]:
     """The parts of a term's bar: bytes and colour."""
-    if term.term == "free":
-        return ((term.bytes, palette.sand),)
-    if term.term == "free elsewhere":
-        return ((term.bytes, mixed(palette.sand, palette.sand_ink, 0.35)),)
-    if term.term == "not reserved":
-        return ((term.bytes, palette.page),)
+    elsewhere = mixed(palette.sand, palette.sand_ink, 0.35)
+    free = {"free": palette.sand, "free elsewhere": elsewhere, "not reserved": palette.page}
+    if term.term in free:
+        return ((term.bytes, free[term.term]),)
     if not (term.stands or term.piled_up or term.this_round):
         return ((term.bytes, palette.grey),)
     if not why.bill.rounds:
@@ -436,8 +417,8 @@ def _draw_bar(axes: Any, row: int, bar: _Bar, palette: Palette) -> None:
             place, look = (at, row - _HIGH / 2), {"facecolor": colour, "edgecolor": palette.grey}
             axes.add_patch(Rectangle(place, size, _HIGH, linewidth=0.6, **look))
         at += size
-    words: dict[str, Any] = {"xycoords": ("axes fraction", "data")}
-    words |= {
+    words: dict[str, Any] = {
+        "xycoords": ("axes fraction", "data"),
         "textcoords": "offset points",
         "ha": "right",
         "va": "center",
@@ -467,12 +448,11 @@ def _write(figure: Any, why: ExplainReport, title: str, head: list[str], palette
     """The title, the cause, the key and what the lines are compared with."""
     high = figure.get_size_inches()[1]
     left = 0.3 / _WIDE
-    style: dict[str, Any] = {"va": "top"}
-    name = sentence(title, 80)
-    figure.text(left, 1 - 0.16 / high, name, color=palette.ink, size=13, weight="bold", **style)
+    name, style = sentence(title, 80), {"color": palette.ink, "weight": "bold", "va": "top"}
+    figure.text(left, 1 - 0.16 / high, name, size=13, **style)
     for number, line in enumerate(head):
         y = 1 - (0.5 + 0.2 * number) / high
-        figure.text(left, y, line, color=palette.grey, size=9.5, **style)
+        figure.text(left, y, line, color=palette.grey, size=9.5, va="top")
     figure.legend(
         handles=list(_bill_legend(why, palette)),
         loc="upper left",
@@ -485,4 +465,4 @@ def _write(figure: Any, why: ExplainReport, title: str, head: list[str], palette
         borderpad=0,
     )
     notes = " ".join((*_pieces(why), *why.bill.notes()))
-    figure.text(left, 0.3 / high, notes, color=palette.grey, size=8.5, **style)
+    figure.text(left, 0.3 / high, notes, color=palette.grey, size=8.5, va="top")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import textwrap
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -99,7 +99,9 @@ class Scene:
         request = _checked(request)
         self.snapshot = snapshot
         self.timeline: Timeline = snapshot.timeline(request.device)
-        self.by_time = request.x == "time" and _has_times(self.timeline)
+        times = self.timeline.time_us
+        has_times = len(times) > 0 and times[-1] > 0 and any(time != times[0] for time in times)
+        self.by_time = request.x == "time" and has_times
         self.title = title
         #: The number of each raw stream: 0 is the default stream, then as they first appear.
         self.streams = _numbered(self.timeline)
@@ -130,19 +132,14 @@ class Scene:
         """A position, or several, as the axis counts: seconds, or events."""
         return position / 1e6 if self.by_time else position - 1.0
 
-    def _x_position(self, value: float) -> int:
-        return round(value * 1e6) if self.by_time else round(value) + 1
-
     def _x_view(self) -> tuple[int, int]:
         """All of the trace, without the state before it where events have a width."""
         first = 0 if self.by_time or len(self.timeline) == 0 else 1
         if self.request.time_range is None:
             return first, self._end
         # A bound that no axis reaches (inf) is the axis' end.
-        low, high = (
-            self._x_position(min(max(value, -_FARTHEST), _FARTHEST))
-            for value in self.request.time_range
-        )
+        bounds = (min(max(value, -_FARTHEST), _FARTHEST) for value in self.request.time_range)
+        low, high = (round(one * 1e6) if self.by_time else round(one) + 1 for one in bounds)
         low, high = max(low, first), min(high, self._end)
         if low >= high:
             raise ValueError(f"nothing in the trace falls within {self.request.time_range}")
@@ -373,11 +370,6 @@ def _addresses(timeline: Timeline, given: Any) -> tuple[int, int]:
     return first, first + max(map(int, blocks.codes("size")))
 
 
-def _has_times(timeline: Timeline) -> bool:
-    times = timeline.time_us
-    return len(times) > 0 and times[-1] > 0 and any(time != times[0] for time in times)
-
-
 # ---- Colours -----------------------------------------------------------------------------
 
 # Blocks are blue, darker if larger; holes are sand; unreserved addresses are blank. A pixel
@@ -488,14 +480,14 @@ def _largest_hole(
         others = f", one of {holes}" if holes > 1 else ""
         head = f"{units.format_bytes(size)} free{others}, {when}"
         pin = pins.get(segment, NONE)
-        tail = _cached_text(scene) if pin == NONE else _pin_text(layout, pin, before, after)
+        if pin == NONE:
+            emptier = cache_emptier(shown_device(scene.snapshot, scene.timeline.device))
+            by = emptier.rpartition(".")[2]
+            tail = f"a whole cached segment; nothing pins it, {by} gives it back"
+        else:
+            tail = _pin_text(layout, pin, before, after)
         return HoleNote(state, position, position + size, size, f"{head}: {tail}")
     return None
-
-
-def _cached_text(scene: Scene) -> str:
-    emptier = cache_emptier(shown_device(scene.snapshot, scene.timeline.device))
-    return f"a whole cached segment; nothing pins it, {emptier.rpartition('.')[2]} gives it back"
 
 
 def _pin_text(layout: Layout, pin: int, before: int, after: int) -> str:
@@ -525,11 +517,6 @@ _MOST_GAPS = 60
 _LABEL_DISTANCE = 0.45
 
 
-def _draw_column(panes: Iterable[Any], left: float, width: float, palette: Palette) -> None:
-    for pane in panes:
-        pane.axvspan(left, left + width, color=palette.red, linewidth=0, zorder=4, label="OOM")
-
-
 def draw_ooms(scene: Scene, strip: Any | None, axes: Any, palette: Palette) -> None:
     """A red column for each OOM; above it the request and what the device had.
 
@@ -550,7 +537,9 @@ def draw_ooms(scene: Scene, strip: Any | None, axes: Any, palette: Palette) -> N
         # One more in a pixel that has its column can't be seen.
         if left - drawn >= pixel / 2:
             drawn = left
-            _draw_column({id(upper): upper, id(axes): axes}.values(), left, width, palette)
+            style = {"color": palette.red, "linewidth": 0, "zorder": 4, "label": "OOM"}
+            for pane in (axes,) if strip is None else (strip, axes):
+                pane.axvspan(left, left + width, **style)
         share = (left - x_first) / (x_end - x_first)
         if not groups or share - groups[-1][0] > _LABEL_DISTANCE:
             groups.append([share, []])
@@ -582,11 +571,6 @@ def _gaps(scene: Scene) -> list[int]:
     """Where addresses are left out; empty where too many are to be told apart."""
     inner = [position for _, _, position in scene.ranges if position > scene.view[2]]
     return [] if scene.request.raw_addresses or len(inner) > _MOST_GAPS else inner
-
-
-def has_gaps(scene: Scene) -> bool:
-    """`draw_gaps` draws anything."""
-    return bool(_gaps(scene))
 
 
 def draw_gaps(scene: Scene, axes: Any, palette: Palette) -> None:
@@ -723,19 +707,9 @@ def draw_key(
     palette: Palette,
 ) -> None:
     """One row of the strip's key, at inches from the lower left."""
-    wide, high = figure.get_size_inches()
     for number, text in row:
-        patch = Rectangle(
-            (left / wide, (top - 0.125) / high),
-            0.12 / wide,
-            0.1 / high,
-            color=colours[number],
-            lw=0,
-            transform=figure.transFigure,
-        )
-        figure.patches.append(patch)
-        x = (left + 0.17) / wide
-        figure.text(x, top / high, text, fontsize=8.5, color=palette.ink, va="top")
+        _swatch(figure, left, top - 0.125, 0.12, colours[number])
+        _text(figure, left + 0.17, top, text, palette.ink, 8.5)
         left += _key_width(text)
 
 
@@ -834,7 +808,8 @@ def draw_scenes(scenes: list[Scene], palette: Palette, labels: bool) -> Any:
         panel.planes = panel.scene.planes(_columns(panel, figure), rows)
     largest = max(int(panel.planes.largest.max()) for panel in panels if panel.planes)
     scale = block_scale(largest)
-    most = max(_most_reserved(scene) for scene in scenes)
+    tops = (max(one.peak(one.reserved)[1], one.peak(one.allocated)[1]) for one in scenes)
+    most = max(1, *tops)
     for number, (panel, text, key) in enumerate(zip(panels, lines, keys, strict=True)):
         first = number == 0
         strip = _strip(figure, panel, foot + _AXIS + _MAP + _GAP, most, palette, first)
@@ -857,10 +832,6 @@ def draw_scenes(scenes: list[Scene], palette: Palette, labels: bool) -> Any:
     return figure
 
 
-def _most_reserved(scene: Scene) -> int:
-    return max(1, scene.peak(scene.reserved)[1], scene.peak(scene.allocated)[1])
-
-
 def _box(figure: Any, left: float, bottom: float, width: float, height: float) -> list[float]:
     wide, high = figure.get_size_inches()
     return [left / wide, bottom / high, width / wide, height / high]
@@ -870,6 +841,13 @@ def _text(figure: Any, x: float, y: float, text: str, colour: str, size: float, 
     """Text at inches from the lower left."""
     wide, high = figure.get_size_inches()
     return figure.text(x / wide, y / high, text, color=colour, fontsize=size, va="top", **more)
+
+
+def _swatch(figure: Any, left: float, bottom: float, width: float, colour: str) -> None:
+    """A rectangle of a key, at inches from the lower left."""
+    corner = _box(figure, left, bottom, width, 0.1)
+    style = {"color": colour, "lw": 0, "transform": figure.transFigure}
+    figure.patches.append(Rectangle(corner[:2], *corner[2:], **style))
 
 
 def _columns(panel: _Panel, figure: Any) -> int:
@@ -889,7 +867,7 @@ def _key_lines(panels: list[_Panel]) -> list[str]:
         "blank is not reserved.",
         "Above, the darker blue reaches up to the most that was allocated within a pixel's time.",
     ]
-    if any(has_gaps(panel.scene) for panel in panels):
+    if any(_gaps(panel.scene) for panel in panels):
         words.append("Slanted strokes mark addresses left out, which were never reserved.")
     if any(len(panel.scene.idle_boxes) for panel in panels):
         words.append("Hatched blocks are past their last use, or never used.")
@@ -968,10 +946,7 @@ def _strip(
         x, y = panel.left, bottom + _STRIP + 0.19
         keys = (("allocated", palette.allocated[2]), ("reserved, not allocated", palette.sand))
         for name, colour in keys:
-            corner = _box(figure, x, y - 0.115, 0.18, 0.1)
-            figure.patches.append(
-                Rectangle(corner[:2], *corner[2:], color=colour, lw=0, transform=figure.transFigure)
-            )
+            _swatch(figure, x, y - 0.115, 0.18, colour)
             _text(figure, x + 0.24, y, name, palette.ink, 8.5)
             x += 0.38 + len(name) * _CHARACTER
     return axes

@@ -99,7 +99,9 @@ def picture_file(
     if not isinstance(output, (str, os.PathLike)) and hasattr(output, "write"):
         return output
     name = path_name(cast(str, output), "output")
-    others = _other_formats()
+    from neutracer.picture.figure import Picture
+
+    others = sorted(set(Picture().canvas.get_supported_filetypes()).difference(_USUAL))
     if _format(name) not in (*_USUAL, *others):
         raise ValueError(
             f"{name or repr(name)}: the name of a picture ends in .png, .svg or .pdf; "
@@ -111,13 +113,6 @@ def picture_file(
 
 def _format(name: str) -> str:
     return os.path.splitext(name)[1][1:].lower()
-
-
-def _other_formats() -> list[str]:
-    """The endings of what matplotlib writes beside the usual ones."""
-    from neutracer.picture.figure import Picture
-
-    return sorted(set(Picture().canvas.get_supported_filetypes()).difference(_USUAL))
 
 
 def save_picture(

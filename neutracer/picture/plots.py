@@ -17,8 +17,6 @@ from neutracer.trace.snapshot import Snapshot, settings_words
 from neutracer.trace.source import SnapshotSource
 from neutracer.whatif.replaying import Outcome
 
-# ---- Plot --------------------------------------------------------------------------------
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -151,15 +149,6 @@ def _titles(
     if names[0] == names[1]:
         return [f"{names[0]}, {word}" for word in ("before", "after")]
     return names
-
-
-# ---- Plot --------------------------------------------------------------------------------
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-else:
-    # matplotlib is imported when something is drawn; `typing.get_type_hints` works without.
-    Figure = Any
 
 
 def plot_timeline(

@@ -254,11 +254,6 @@ def device_entries(report: OverviewReport, devices: Sequence[int]) -> list[dict[
     return entries
 
 
-def host_entry(report: OverviewReport) -> dict[str, Any]:
-    """The entry of the host's pinned memory, under its number on the page."""
-    return {**device_entries(report, (0,))[0], "device": HOST_NUMBER}
-
-
 def _name(report: OverviewReport, mine: DeviceOverview | None, number: int) -> str:
     if mine is None:
         return f"cuda:{number}"
@@ -533,19 +528,8 @@ def view(
     if path is not None:
         # An impossible file name is reported before the work begins.
         check_output(path_name(path), source)
-    page = _page(source, device, focus, dark=dark)
+    page = _page(source, device, focus, dark)
     return page if path is None else page.save(path)
-
-
-def view_html(
-    source: Snapshot | SnapshotSource | Outcome,
-    *,
-    device: int | None = None,
-    focus: tuple[int, int] | None = None,
-    title: str = "",
-) -> str:
-    """The page as text."""
-    return _page(source, device, focus, title).html
 
 
 def empty_page() -> PageView:
@@ -557,17 +541,31 @@ def _page(
     source: Snapshot | SnapshotSource | Outcome,
     device: int | None,
     focus: tuple[int, int] | None,
-    title: str = "",
-    *,
-    dark: bool | None = None,
+    dark: bool | None,
 ) -> PageView:
     if focus is not None:
         focus = number_pair("focus", focus, whole=True)
-    snap, name, path = _opened(source, title)
+    path = ""
+    if isinstance(source, Outcome):
+        name = f"What if: {named(source)}"
+    elif isinstance(source, Snapshot):
+        name = os.path.basename(source.origin)
+    elif isinstance(source, (str, os.PathLike)) and source != "-":
+        path = os.fspath(source)
+        name = os.path.basename(path)
+    else:
+        name = ""
+    snap = opened(source)
+    name = marked(name or "PyTorch snapshot", snap)
     several = device is None and (len(snap.devices) > 1 or snap.host is not None)
     report = overview(snap, os.path.basename(path), title=name)
-    devices = _by_failure(report) if several else (snap.timeline(device).device,)
-    host = [] if snap.host is None or device is not None else [overview(snap.host, title=name)]
+    # It opens on the first: one that ran out of memory where one did.
+    ordered = sorted(report.devices, key=lambda entry: (not entry.oom, entry.device))
+    devices = [one.device for one in ordered] if several else [snap.timeline(device).device]
+    entries = device_entries(report, devices)
+    if snap.host is not None and device is None:
+        (host,) = device_entries(overview(snap.host, title=name), (0,))
+        entries.append({**host, "device": HOST_NUMBER})
     if focus is not None:
         if len(devices) != 1:
             raise ValueError("a focus needs one device: say which")
@@ -579,7 +577,7 @@ def _page(
         "libraries": snap.libraries,
         "rules": {number: _told_rules(snap, number) for number in devices if snap.beside.tensors},
         "idle": {number: told for number in devices if (told := _told_idle(snap, number))},
-        "devices": [*device_entries(report, devices), *map(host_entry, host)],
+        "devices": entries,
     }
     payloads = _data("told", facts) + _packed("snapshot", packed_columns(snap))
     return _made(name, payloads, snap.origin, dark)
@@ -652,27 +650,3 @@ def _bounded(focus: tuple[int, int], events: int) -> tuple[int, int]:
     if first > last:
         raise ValueError(f"the trace has no event in {first} .. {last}")
     return first, last
-
-
-def _by_failure(report: OverviewReport) -> tuple[int, ...]:
-    """The devices in the order of the page, which opens on the first: on one that ran out
-    of memory where one did."""
-    ordered = sorted(report.devices, key=lambda entry: (not entry.oom, entry.device))
-    return tuple(entry.device for entry in ordered)
-
-
-def _opened(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Snapshot, str, str]:
-    """The snapshot, the title of its page, and where its file is; "" is nowhere."""
-    snap, name, path = _named(source, title)
-    return snap, marked(name, snap), path
-
-
-def _named(source: Snapshot | SnapshotSource | Outcome, title: str) -> tuple[Snapshot, str, str]:
-    if isinstance(source, Outcome):
-        return opened(source), title or f"What if: {named(source)}", ""
-    if isinstance(source, Snapshot):
-        return source, title or os.path.basename(source.origin) or "PyTorch snapshot", ""
-    if isinstance(source, (str, os.PathLike)) and source != "-":
-        path = os.fspath(source)
-        return opened(source), title or os.path.basename(path), path
-    return opened(source), title or "PyTorch snapshot", ""

@@ -287,18 +287,22 @@ class Document:
         Args:
             brief: The answer has three sentences at most.
         """
-        joined = replace(self, blocks=tuple(_joined(block) for block in self.blocks))
+        blocks: list[Block] = [
+            Findings(merged(block.entries)) if isinstance(block, Findings) else block
+            for block in self.blocks
+        ]
+        joined = replace(self, blocks=tuple(blocks))
         answer = joined.answer
         if answer is None:
             return (Paragraph(self.healthy) if self.healthy else None), joined
-        blocks: list[Block] = []
-        for block in joined.blocks:
+        rest: list[Block] = []
+        for block in blocks:
             if isinstance(block, Findings):
                 block = Findings(tuple(one for one in block.entries if one is not answer))
             if not isinstance(block, Findings) or block.entries:
-                blocks.append(block)
+                rest.append(block)
         shown = replace(answer.in_short(), when="") if brief else answer.answer_first()
-        return Findings((shown,)), replace(self, blocks=tuple(blocks))
+        return Findings((shown,)), replace(self, blocks=tuple(rest))
 
     def in_short(self) -> Document:
         """The page with the answer whole, other findings in three sentences, and no details."""
@@ -311,10 +315,6 @@ class Document:
             if not isinstance(block, Table) or not block.is_detail:
                 blocks.append(block)
         return replace(self, blocks=tuple(blocks))
-
-
-def _joined(block: Block) -> Block:
-    return Findings(merged(block.entries)) if isinstance(block, Findings) else block
 
 
 def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:

@@ -180,10 +180,6 @@ def _block(block: Block) -> str:
         return _table(Table(block.title, block.pairs))
     if isinstance(block, Heading):
         return f"<h3>{_text(block.text)}</h3>"
-    return _paragraph(block)
-
-
-def _paragraph(block: Paragraph) -> str:
     return f"<p>{_text(block.text)}</p>"
 
 

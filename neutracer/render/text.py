@@ -415,10 +415,6 @@ def _block_lines(block: Block, width: int) -> list[Line]:
         return _table_lines(Table(block.title, block.pairs), width)
     if isinstance(block, Heading):
         return [(Span(row, "strong"),) for row in wrap(sentence(block.text), width)]
-    return _paragraph_lines(block, width)
-
-
-def _paragraph_lines(block: Paragraph, width: int) -> list[Line]:
     if isinstance(block.text, Copyable):
         return [(Span(Copyable(clean(block.text))),)]
     return [(Span(row),) for row in wrap(sentence(block.text), width)]
@@ -689,21 +685,13 @@ def strip_svg(
 
 
 def _path(values: Sequence[int], base: int, top: int, stroke: str, fill: str) -> str:
-    folded = _folded_columns(values)
+    folded = _folded(values, min(len(values), _COLUMNS))
     step = _WIDTH / len(folded)
     points = []
     for column, value in enumerate(folded):
         y = round(_HEIGHT - (max(value - base, 0)) / (top - base) * (_HEIGHT - 1), 1)
         points.append(f"V{y:g}H{round((column + 1) * step, 1):g}")
     return f'<path d="M0,{_HEIGHT}{"".join(points)}V{_HEIGHT}Z" fill="{fill}" stroke="{stroke}"/>'
-
-
-def _folded_columns(values: Sequence[int]) -> list[int]:
-    """The most of each column of the picture."""
-    count = len(values)
-    columns = min(count, _COLUMNS)
-    bounds = [column * count // columns for column in range(columns + 1)]
-    return [max(values[low:high]) for low, high in pairwise(bounds)]
 
 
 # ---- Markdown ----------------------------------------------------------------------------
@@ -749,7 +737,8 @@ def _block(block: Block) -> str:
         return f"**{_text(block.text)}**"
     if isinstance(block, Paragraph):
         return _code(block.text) if isinstance(block.text, Copyable) else _text(block.text)
-    return _fence(block)
+    text = render_text(Document("", blocks=(block,)), _FENCE_WIDTH)
+    return f"```text\n{text.replace('`', chr(39))}\n```"
 
 
 def _entry(entry: Entry) -> str:
@@ -765,11 +754,6 @@ def _note(note: Note) -> str:
         return f"{opening} {_code(str(note.place))}"
     ending = _code(note.detail) if isinstance(note.detail, Copyable) else _text(note.detail)
     return f"{opening} {ending}".rstrip() if note.detail else opening
-
-
-def _fence(block: Table | KeyValues) -> str:
-    text = render_text(Document("", blocks=(block,)), _FENCE_WIDTH)
-    return f"```text\n{text.replace('`', chr(39))}\n```"
 
 
 def _code(text: str) -> str:

@@ -94,11 +94,6 @@ def sees(pid: int, path: str) -> bool:
         return False
 
 
-def inner_number(pid: int) -> int:
-    """A process's own pid, which differs inside a container."""
-    return int(_status(pid).get("NSpid", str(pid)).split()[-1])
-
-
 def refusal(pid: int) -> str:
     """Why ptrace of another process of this user is denied, and the remedy."""
     try:
@@ -192,7 +187,7 @@ def ask(pid: int, request: Mapping[str, Any], *, wait_s: float, work_s: float) -
         if not sees(pid, folder):
             raise NeutracerError(
                 f"process {pid} has another {os.path.dirname(folder)}, as in a container: "
-                f"run 'neutracer attach {inner_number(pid)}' there"
+                f"run 'neutracer attach {_status(pid).get('NSpid', str(pid)).split()[-1]}' there"
             )
         script = _write_script(folder, request)
         try:

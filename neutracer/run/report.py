@@ -83,7 +83,13 @@ class RunReport(Report):
             page = self.overview.document()
             facts += page.facts
             blocks += page.blocks
-        pairs = [_oom_pair(oom) for oom in self.ooms]
+        pairs = []
+        for oom in self.ooms:
+            # One that a library caught is no error of the program's.
+            kind, what = "out of memory", oom.verdict or "no verdict"
+            if oom.oom.raised is False:
+                kind, what = "ran short", "a library caught it, and took less memory"
+            pairs.append((kind, f"{what} ({os.path.basename(oom.text)})"))
         if self.ooms_seen > len(self.ooms):
             again = format_count(self.ooms_seen - len(self.ooms), "time")
             pairs += [("out of memory", f"{again} more, at the same places or in quick succession")]
@@ -91,14 +97,6 @@ class RunReport(Report):
         if pairs:
             blocks.append(KeyValues("This run", tuple(pairs)))
         return Document(os.path.basename(self.program), tuple(facts), tuple(blocks))
-
-
-def _oom_pair(oom: OomReport) -> tuple[str, str]:
-    """An error and its cause; one that a library caught is no error of the program's."""
-    file = os.path.basename(oom.text)
-    if oom.oom.raised is False:
-        return ("ran short", f"a library caught it, and took less memory ({file})")
-    return ("out of memory", f"{oom.verdict or 'no verdict'} ({file})")
 
 
 def run_and_report(
@@ -136,7 +134,9 @@ def run_and_report(
         raise ValueError(f"max_entries and the time between reports must be at most {_MOST:,}")
     check_writable(os.path.abspath(directory))
     following = Following(os.fspath(directory), max_entries, uses=uses, **how)
-    ranks = _ranks_beside(following.directory)
+    # It publishes the status of one of several ranks.
+    has_others = (rank_facts()["world_size"] or 1) > 1
+    ranks = RanksWatch(following.directory, early=False) if has_others else None
 
     def last() -> None:
         if ranks is None:
@@ -185,12 +185,6 @@ def _ended(end: Callable[[], object]) -> str:
         _LOGGER.debug("a part of the recording has not ended", exc_info=True)
         return f"the recording did not end as it should ({type(error).__name__}: {error})"
     return ""
-
-
-def _ranks_beside(directory: str) -> RanksWatch | None:
-    """The watch that publishes this rank's status; None for a single rank."""
-    world_size = rank_facts()["world_size"]
-    return RanksWatch(directory, early=False) if (world_size or 1) > 1 else None
 
 
 def _report(

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Protocol
@@ -209,7 +209,9 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             counters.prefer_hooks()
             try:
                 self.watch = watch_oom(
-                    self._directory, max_entries=self._max_entries, callback=self._send_oom
+                    self._directory,
+                    max_entries=self._max_entries,
+                    callback=lambda report: self._tell("out_of_memory", report),
                 )
             except UnavailableError as error:
                 _LOGGER.info("out-of-memory errors are not watched: %s", error)
@@ -227,8 +229,7 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             self._send(step_scalars(self._ended, counters.now()), RUNNING.step or self._count)
             self._ended = []
         # Before the watch ends its history, which the trackers may still read.
-        for tracker in self._trackers:
-            self._safely(tracker.finish)
+        self._tell("finish")
         if self.watch is not None:
             self.watch.remove()
         RUNNING.forget()
@@ -305,8 +306,7 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
 
     def _send(self, scalars: dict[str, int], step: int) -> None:
         self.scalars = scalars
-        for tracker in self._trackers:
-            self._safely(tracker.scalars, scalars, step)
+        self._tell("scalars", scalars, step)
 
     def enter(self, name: str) -> None:
         """Begin a phase inside the open ones."""
@@ -381,17 +381,14 @@ class Training(StaysHere, instead="it watches this process: send its .scalars"):
             self.warned.append(message)
             _LOGGER.warning("%s", message)
 
-    def _send_oom(self, report: OomReport) -> None:
+    def _tell(self, method: str, *arguments: object) -> None:
+        """Call a method of each tracker; warn once if one fails."""
         for tracker in self._trackers:
-            self._safely(tracker.out_of_memory, report)
-
-    def _safely(self, action: Callable[..., object], *arguments: object) -> None:
-        """Call a tracker; warn once if it fails."""
-        try:
-            action(*arguments)
-        except Exception as error:
-            self._warn(f"tracker {type(error)}", f"a tracker failed: {error}")
-            _LOGGER.debug("a tracker failed", exc_info=True)
+            try:
+                getattr(tracker, method)(*arguments)
+            except Exception as error:
+                self._warn(f"tracker {type(error)}", f"a tracker failed: {error}")
+                _LOGGER.debug("a tracker failed", exc_info=True)
 
     def __repr__(self) -> str:
         return f"<Training {self._name}: {'on' if self._on else 'off'}, step {self._count}>"

@@ -18,7 +18,7 @@ from small_snapshots import one_program, two_devices, used_program
 import neutracer
 from neutracer.cli.main import main
 from neutracer.picture import view as view_bundle
-from neutracer.picture.view import empty_page, packed_columns, view, view_html
+from neutracer.picture.view import empty_page, packed_columns, view
 
 DATA = TESTS / "data"
 SNAPSHOTS = sorted(path.name.partition(".")[0] for path in DATA.glob("*.pickle.xz"))
@@ -49,7 +49,7 @@ def dumped(plain) -> bytes:
 @pytest.mark.parametrize("name", SNAPSHOTS)
 def test_page_holds_the_whole_snapshot(name):
     snap = loaded(name)
-    page = view_html(snap)
+    page = view(snap).html
     assert snapshot_in(page) == packed_columns(snap)
     # Far less than the file itself as text, where there is a trace to speak of.
     if len(snap.events) > 2000:
@@ -58,10 +58,10 @@ def test_page_holds_the_whole_snapshot(name):
 
 
 def test_page_is_told_what_is_past_its_last_use(monkeypatch):
-    assert told(view_html(dumped(used_program())))["idle"] == {"0": [[1, 3]]}
-    assert told(view_html(dumped(one_program())))["idle"] == {}
+    assert told(view(dumped(used_program())).html)["idle"] == {"0": [[1, 3]]}
+    assert told(view(dumped(one_program())).html)["idle"] == {}
     monkeypatch.setattr(view_bundle, "_MOST_IDLE", 0)
-    assert told(view_html(dumped(used_program())))["idle"] == {}
+    assert told(view(dumped(used_program())).html)["idle"] == {}
 
 
 def policy_of(page: str) -> str:
@@ -69,7 +69,7 @@ def policy_of(page: str) -> str:
 
 
 def test_page_allows_only_its_own_parts():
-    page = view_html(DATA / "frag_default.pickle.xz")
+    page = view(DATA / "frag_default.pickle.xz").html
     policy = policy_of(page)
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
     assert "unsafe-inline" not in policy
@@ -84,8 +84,8 @@ def test_page_allows_only_its_own_parts():
 
 
 def test_page_states_findings_as_plain_data():
-    page = view_html(DATA / "frag_default.pickle.xz", title="my run")
-    assert "<title>my run</title>" in page
+    page = view(DATA / "frag_default.pickle.xz").html
+    assert "<title>frag_default.pickle.xz</title>" in page
     (device,) = told(page)["devices"]
     first = device["findings"][0]
     assert first["message"].startswith("out of memory: the process is limited to")
@@ -100,7 +100,9 @@ def test_hostile_names_stay_data(name):
     plain = one_program()
     for event in plain["device_traces"][0]:
         event["frames"] = [{"name": text, "filename": text + ".py", "line": 3}]
-    page = view_html(neutracer.load(dumped(plain)), title=text)
+    snap = neutracer.load(dumped(plain))
+    snap.origin = text
+    page = view(snap).html
     assert "<script>alert" not in page
     assert "<img" not in page
     assert 'onmouseover="' not in page
@@ -109,7 +111,7 @@ def test_hostile_names_stay_data(name):
 
 def test_pages_stay_small():
     assert len(empty_page().html) < 430_000
-    sizes = {name: len(view_html(loaded(name))) for name in SNAPSHOTS}
+    sizes = {name: len(view(loaded(name)).html) for name in SNAPSHOTS}
     assert max(sizes.values()) < 700_000
 
 
@@ -127,13 +129,13 @@ def test_page_reads_what_lies_beside_its_file(tmp_path):
             (DATA / "oom" / f"{name}.{ending}").read_bytes()
         )
     path = tmp_path / f"{name}.pickle.xz"
-    page = element(view_html(path), "told")
+    page = element(view(path).html, "told")
     assert "is limited to 350 MiB" in page
     assert f"neutracer explain {path.name}" in page
     (tmp_path / f"{name}.json").unlink()
     # The limit itself stands in the JSON only; without it what failed bounds it.
-    assert "is limited to about 320 MiB" in element(view_html(path), "told")
-    assert "neutracer explain" not in element(view_html(neutracer.load(path)), "told")
+    assert "is limited to about 320 MiB" in element(view(path).html, "told")
+    assert "neutracer explain" not in element(view(neutracer.load(path)).html, "told")
 
 
 def test_memory_of_the_cpu_is_called_so():
@@ -143,34 +145,34 @@ def test_memory_of_the_cpu_is_called_so():
     snap = neutracer.load(dumped(cpu))
     assert snap.device_name(0) == "cpu"
     assert neutracer.fragmentation_report(snap).device == -1
-    (device,) = told(view_html(snap))["devices"]
+    (device,) = told(view(snap).html)["devices"]
     assert device["facts"].startswith("cpu · ")
 
 
 def test_several_devices_share_one_page():
-    both = told(view_html(dumped(two_devices())))["devices"]
+    both = told(view(dumped(two_devices())).html)["devices"]
     assert [entry["device"] for entry in both] == [0, 2]
     assert both[1]["name"].startswith("cuda:2, ")
-    (alone,) = told(view_html(dumped(two_devices()), device=2))["devices"]
+    (alone,) = told(view(dumped(two_devices()), device=2).html)["devices"]
     assert alone["device"] == 2
     with pytest.raises(ValueError, match="one device: say which"):
-        view_html(dumped(two_devices()), focus=(0, 1))
+        view(dumped(two_devices()), focus=(0, 1))
 
 
 def test_focus_is_kept_within_the_trace():
     snap = loaded("train_resnet_healthy")
     events = len(snap.timeline())
-    assert told(view_html(snap, focus=(-5, 10**9)))["focus"] == [0, events - 1]
-    assert told(view_html(snap, focus=(7, 9)))["focus"] == [7, 9]
-    assert told(view_html(snap))["focus"] is None
+    assert told(view(snap, focus=(-5, 10**9)).html)["focus"] == [0, events - 1]
+    assert told(view(snap, focus=(7, 9)).html)["focus"] == [7, 9]
+    assert told(view(snap).html)["focus"] is None
     with pytest.raises(ValueError, match="no event in"):
-        view_html(snap, focus=(events, events + 5))
+        view(snap, focus=(events, events + 5))
 
 
 def test_snapshots_without_history_have_pages():
     plain = one_program()
     plain["device_traces"] = [[]]
-    (device,) = told(view_html(dumped(plain)))["devices"]
+    (device,) = told(view(dumped(plain)).html)["devices"]
     assert "no history" in device["facts"]
 
 
@@ -222,7 +224,7 @@ def test_bundle_refuses_names_not_exported(monkeypatch):
 
 def test_bill_says_of_which_moment_it_is():
     failed, healthy = (
-        told(view_html(DATA / f"{name}.pickle.xz"))["devices"][0]["bill"]
+        told(view(DATA / f"{name}.pickle.xz").html)["devices"][0]["bill"]
         for name in ("frag_default", "train_resnet_healthy")
     )
     assert failed["when"] == "when memory ran out"
@@ -234,7 +236,7 @@ def test_bill_says_of_which_moment_it_is():
 
 
 def test_late_gradients_stand_among_the_findings():
-    page = view_html(DATA / "train_resnet_late_zero_grad.pickle.xz")
+    page = view(DATA / "train_resnet_late_zero_grad.pickle.xz").html
     (device,) = told(page)["devices"]
     assert any("zero_grad" in json.dumps(finding) for finding in device["findings"])
 
@@ -244,7 +246,7 @@ def test_page_opens_on_the_device_that_failed():
     fails["device_traces"][2].append(
         {"action": "oom", "size": 1 << 30, "device_free": 5 << 20, "stream": 0, "time_us": 1050}
     )
-    first, second = told(view_html(neutracer.load(dumped(fails))))["devices"]
+    first, second = told(view(neutracer.load(dumped(fails))).html)["devices"]
     assert (first["device"], second["device"]) == (2, 0)
     assert first["name"].endswith(", out of memory")
     assert first["findings"][0]["message"].startswith(
