@@ -33,7 +33,6 @@ from neutracer.trace.stacks import (
     owner_path,
     place_of,
 )
-from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_share
 from neutracer.whatif.settings import canonical, expandable_advice
 
@@ -82,7 +81,7 @@ def settings_advice(case: Case, trials: Trials) -> SettingsAdvice:
 
 def _replayed(case: Case, trials: Trials) -> SettingsAdvice:
     kinds = _candidates(case.snap, is_limited=trials.is_limited)
-    if len(case.timeline or ()) > _MOST_EVENTS:
+    if len(case.timeline) > _MOST_EVENTS:
         kinds = kinds[:1]
     tried = [[trials.setting(text) for text in kind] for kind in kinds]
     passing = [
@@ -116,8 +115,7 @@ def _is_ample(case: Case, trial: Trial) -> bool:
 
 def _passed(case: Case, trial: Trial) -> str:
     if not trial.rounds_tried or case.rounds is None:
-        begins = case.timeline.facts["start_bytes"][0] if case.timeline is not None else 0
-        if begins:
+        if case.timeline.facts["start_bytes"][0]:
             return "it may have fitted (replayed; blocks from before the trace stay where they are)"
         return "it would have fitted (replayed exactly)"
     rounds = format_count(trial.rounds, f"more {case.rounds.unit}")
@@ -335,13 +333,12 @@ def cycle_garbage(case: Case) -> Verdict | None:
 def _garbage_like(case: Case) -> frozenset[int]:
     """Addresses of what garbage is known to hold, and of what the same lines made in the rounds
     before: of garbage of one shape one example's are known."""
-    timeline, known = case.timeline, set(case.facts.garbage_addresses)
-    if timeline is None or not known:
-        return frozenset(known)
+    known = set(case.facts.garbage_addresses)
+    if not known:
+        return frozenset()
     if case.growth is not None and case.growth_is_garbage:
         known |= case.growth.addresses
-    rows = timeline.allocations
-    at, stacks, made = (rows.codes(name) for name in ("address", "stack", "alloc_event"))
+    at, stacks, made = case.columns("address", "stack", "alloc_event")
     lines = {stacks[row] for row in case.live_rows if at[row] in known} - {NONE}
     since = case.at if case.rounds is None else case.rounds.begins[-1]
     alike = (at[row] for row in case.live_rows if stacks[row] in lines and made[row] < since)
@@ -354,7 +351,7 @@ def _first_place(notes: tuple[Note, ...]) -> Place | None:
 
 def _garbage(case: Case) -> tuple[int, tuple[Note, ...]]:
     """What garbage held, as somebody saw or as the trace shows; and what proves it."""
-    known, facts = case.timeline, case.facts
+    facts = case.facts
     if facts.garbage_bytes is not None:
         held = format_bytes(facts.garbage_bytes)
         notes = [
@@ -362,7 +359,7 @@ def _garbage(case: Case) -> tuple[int, tuple[Note, ...]]:
         ]
         notes += _garbage_places(case)
         return facts.garbage_bytes, tuple(notes)
-    tooth = saw_tooth(known, case.at) if known is not None else None
+    tooth = saw_tooth(case.timeline, case.at)
     if tooth is None:
         return 0, ()
     times = format_count(tooth.falls, "time")
@@ -483,11 +480,11 @@ def unreasonable_request(case: Case) -> Verdict | None:
 
 def _has_succeeded(case: Case) -> bool:
     """Whether the same line got less before, in rounds that ended: a larger input, no mistake."""
-    timeline, event = case.timeline, case.failure.event
-    if timeline is None or event is None or case.rounds is None:
+    event = case.failure.event
+    if event is None or case.rounds is None:
         return False
-    rows, asks = timeline.allocations, timeline.events.codes("stack")[event]
-    pairs = zip(rows.codes("alloc_event"), rows.codes("stack"), strict=True)
+    asks = case.timeline.events.codes("stack")[event]
+    pairs = zip(*case.columns("alloc_event", "stack"), strict=True)
     return any(stack == asks and made < case.rounds.begins[-1] for made, stack in pairs)
 
 
@@ -662,18 +659,18 @@ def leak(case: Case) -> Verdict | None:
 
 def young_pile(case: Case, bill: Bill) -> Verdict | None:
     """What piled up in too few steps for a trend: lines of the bill that rose in most of them."""
-    timeline, rounds = case.timeline, case.rounds
+    rounds = case.rounds
     lines = [one for one in bill.lines if one.piled_up]
     nbytes = sum(one.piled_up for one in lines)
-    if timeline is None or rounds is None or case.growth is not None or not bill.rounds:
+    if rounds is None or not bill.rounds:
         return None
     if len(rounds.begins) > FEWEST:
         # Enough of them for `growth_of`, which found that it does not last.
         return None
     if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
         return None
-    rows, begins = timeline.allocations, rounds.begins
-    made, stacks, at = (rows.codes(name) for name in ("alloc_event", "stack", "address"))
+    begins = rounds.begins
+    made, stacks, at = case.columns("alloc_event", "stack", "address")
     # Stacks of which something outlived the round after its own; the first round makes what stays.
     lasting = {stacks[row] for row in case.live_rows if begins[1] <= made[row] < begins[-2]}
     kept = [
@@ -698,12 +695,11 @@ def young_pile(case: Case, bill: Bill) -> Verdict | None:
 def left_behind(case: Case) -> Verdict | None:
     """What is there of earlier steps at lines whose blocks go, as a rule, with the step that made
     them: now and then something keeps those of one step."""
-    timeline, rounds = case.timeline, case.rounds
-    if timeline is None or rounds is None or len(rounds.begins) <= FEWEST:
+    rounds, frames = case.rounds, case.snap.stacks
+    if rounds is None or len(rounds.begins) <= FEWEST:
         return None
-    rows, frames = timeline.allocations, case.snap.stacks
-    made, stacks, sizes, at = map(rows.codes, ("alloc_event", "stack", "size", "address"))
-    kept = _left_rows(case, timeline, rounds.begins)
+    made, stacks, sizes, at = case.columns("alloc_event", "stack", "size", "address")
+    kept = _left_rows(case, rounds.begins)
     nbytes = sum(sizes[row] for row in kept)
     if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
         return None
@@ -724,15 +720,14 @@ def left_behind(case: Case) -> Verdict | None:
     return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
 
 
-def _left_rows(case: Case, timeline: Timeline, begins: Sequence[int]) -> list[int]:
+def _left_rows(case: Case, begins: Sequence[int]) -> list[int]:
     """The allocations in use that are older than the step before the failing one, of stacks most
     of whose blocks are freed by the end of the step after theirs.
 
     What a stack makes in the first step that runs it counts for nothing: in many programs it
     stays, as a workspace does.
     """
-    rows = timeline.allocations
-    made, freed, stacks = map(rows.codes, ("alloc_event", "free_event", "stack"))
+    made, freed, stacks = case.columns("alloc_event", "free_event", "stack")
     first, last = bisect_left(made, begins[0]), bisect_left(made, begins[-2])
     began: dict[int, int] = {}
     goes: Counter[int] = Counter()
@@ -795,11 +790,10 @@ def made_again(case: Case) -> Verdict | None:
     A round that makes blocks of the same lines and sizes as the newest that makes any has made
     the same model before. Layers and experts that are added one by one are no such round.
     """
-    timeline, rounds = case.timeline, case.rounds
-    if timeline is None or rounds is None:
+    rounds, role = case.rounds, case.timeline.passes.role
+    if rounds is None:
         return None
-    rows, role = timeline.allocations, timeline.passes.role
-    made, sizes, stacks = (rows.codes(name) for name in ("alloc_event", "size", "stack"))
+    made, sizes, stacks, at = case.columns("alloc_event", "size", "stack", "address")
     models: dict[int, list[int]] = {}
     for row in case.live_rows:
         if made[row] >= 0 and role[made[row]] == Role.BUILD:
@@ -830,7 +824,6 @@ def made_again(case: Case) -> Verdict | None:
         Note("what keeps one is often small: a scheduler, a closure, a list of results"),
     )
     message = f"models made before are still there: {format_bytes(nbytes)}"
-    at = rows.codes("address")
     frees, remedy = frozenset(at[row] for row in older), Remedy("release", place=first)
     return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
 
@@ -838,19 +831,12 @@ def made_again(case: Case) -> Verdict | None:
 def kept_by_one(case: Case) -> Verdict | None:
     """Most of what is in use, made block by block by one line, where its holder tells what keeps
     it: a queue that nothing bounds, a cache."""
-    timeline, most = case.timeline, case.holdings[0] if case.holdings else None
-    chain = "" if most is None else case.holder_of(most.place)
+    most, chain = case.largest
     advice = _by_holder(chain)
-    if timeline is None or most is None or not advice or most.count < FEWEST:
+    if not case.has_trace or most is None or not advice or most.count < FEWEST:
         return None
-    if 2 * most.bytes < case.room.allocated:
-        return None
-    at, stacks = (timeline.allocations.codes(name) for name in ("address", "stack"))
-    frees = frozenset(
-        at[row]
-        for row in case.live_rows
-        if stacks[row] != NONE and timeline.places[stacks[row]] == most.place
-    )
+    (at,) = case.columns("address")
+    frees = frozenset(at[row] for row in case.rows_at(most.place))
     what = f"{format_bytes(most.bytes)} in {format_count(most.count, 'block')}"
     message, evidence = f"leak: {what} piled up in {chain}", (Note("made by", most.place),)
     remedy = Remedy("release", place=most.place)
@@ -889,7 +875,7 @@ def retry(case: Case) -> Verdict | None:
     """A retry inside of `except`: the exception that is handled keeps the frames of the attempt
     that failed, and what they made: blocks of lines that have run again since."""
     timeline, event = case.timeline, case.failure.event
-    if "OutOfMemory" not in case.facts.handling or timeline is None or event is None:
+    if "OutOfMemory" not in case.facts.handling or event is None:
         return None
     failed = max((at for at in timeline.events.find("action", "oom") if at < event), default=None)
     if failed is None:
@@ -897,9 +883,8 @@ def retry(case: Case) -> Verdict | None:
     begins = [end for _, end in timeline.passes.backward]
     begins += case.rounds.begins if case.rounds is not None and case.rounds.are_steps else ()
     begin = max((at for at in begins if at <= failed), default=0)
-    rows, asked = timeline.allocations, timeline.events.codes("stack")
-    names = ("alloc_event", "size", "address", "stack")
-    made, sizes, at, stacks = (rows.codes(name) for name in names)
+    asked = timeline.events.codes("stack")
+    made, sizes, at, stacks = case.columns("alloc_event", "size", "address", "stack")
     # Of innermost frames, not of stacks: the second attempt is called from elsewhere.
     frames = case.snap.stacks
     again = {frames[stack][:1] for stack in set(asked[failed + 1 : event + 1]) - {NONE}}
@@ -961,8 +946,8 @@ def _let_go(case: Case, place: Place, of_modules: bool, chain: str) -> Note:
     """What to do with what is kept: by its holder, which is where to edit, where it is known; else
     by the line that makes it. Activations of a program that trains hang on a graph."""
     text = "drop what is no longer needed, move it to the CPU, or keep numbers (loss.item())"
-    trains = case.timeline is not None and bool(case.timeline.passes.backward)
-    has_graph = of_modules and (trains or case.phase.name == "forward")
+    trains = case.timeline.passes.backward or case.phase.name == "forward"
+    has_graph = of_modules and trains
     if "autograd graph" in chain or (not chain and has_graph):
         text = (
             "keep no graph from step to step: detach() what is kept or handed on, keep numbers "
@@ -1091,16 +1076,8 @@ _ON_WORKSPACES = (
 
 def _are_workspaces(case: Case, place: Place) -> bool:
     """Whether most bytes of a line are in workspaces of cuBLAS or cuDNN, in many of them."""
-    timeline = case.timeline
-    if timeline is None:
-        return False
-    stacks, sizes = map(timeline.allocations.codes, ("stack", "size"))
-    own = [
-        row
-        for row in case.live_rows
-        if stacks[row] != NONE and timeline.places[stacks[row]] == place
-    ]
-    spaces = [row for row in own if timeline.categories.rule(row)[0] == "workspace"]
+    (sizes,), own = case.columns("size"), case.rows_at(place)
+    spaces = [row for row in own if case.timeline.categories.rule(row)[0] == "workspace"]
     held, whole = (sum(sizes[row] for row in rows) for rows in (spaces, own))
     return len(spaces) >= FEWEST and 2 * held > whole
 
@@ -1186,8 +1163,6 @@ _MORE = 1.1
 # Steps before the failing one that it is compared with.
 _COMPARED = 8
 
-_COLUMNS = ("alloc_event", "stack", "size")
-
 
 @dataclass(frozen=True)
 class Repeats:
@@ -1203,15 +1178,17 @@ def repeats_of(case: Case) -> Repeats | None:
     """Of a program that trains: what modules made in the failing step more often than in any of
     those before it, each time as much, and was kept for the backward pass."""
     timeline, rounds = case.timeline, case.rounds
-    if timeline is None or rounds is None or not timeline.passes.backward:
+    if rounds is None or not timeline.passes.backward:
         return None
     *earlier, last = rounds.begins[-_COMPARED - 1 :]
-    held = _held(case, timeline, last)
-    before = _most_before(timeline, [*earlier, last])
+    held = _held(case, last)
+    before: Counter[tuple[int, int]] = Counter()
+    for begin, end in pairwise([*earlier, last]):
+        before |= _made(case, begin, end)
     same = [what for what in held if what in before]
     if not same or _bytes(held, same) < _SAME * _bytes(held, held):
         return None
-    times = _bytes(_made(timeline, last, case.at + 1), same) / _bytes(before, same)
+    times = _bytes(_made(case, last, case.at + 1), same) / _bytes(before, same)
     if times < _MORE:
         return None
     stack, _ = max(same, key=lambda what: what[1] * held[what])
@@ -1227,9 +1204,9 @@ def _bytes(counts: Counter[tuple[int, int]], of: Iterable[tuple[int, int]]) -> i
     return sum(size * counts[stack, size] for stack, size in of)
 
 
-def _held(case: Case, timeline: Timeline, begin: int) -> Counter[tuple[int, int]]:
+def _held(case: Case, begin: int) -> Counter[tuple[int, int]]:
     """How many blocks modules made from an event on that are still there, by stack and size."""
-    made, stacks, sizes = (timeline.allocations.codes(name) for name in _COLUMNS)
+    made, stacks, sizes = case.columns("alloc_event", "stack", "size")
     held = Counter((stacks[row], sizes[row]) for row in case.live_rows if made[row] >= begin)
     roles = {stack: role_of(case.snap.stacks[stack]) for stack, _ in held if stack != NONE}
     return Counter(
@@ -1237,17 +1214,9 @@ def _held(case: Case, timeline: Timeline, begin: int) -> Counter[tuple[int, int]
     )
 
 
-def _most_before(timeline: Timeline, begins: Sequence[int]) -> Counter[tuple[int, int]]:
-    """How many a step made of each stack and size, the one that made most of them."""
-    most: Counter[tuple[int, int]] = Counter()
-    for begin, end in pairwise(begins):
-        most |= _made(timeline, begin, end)
-    return most
-
-
-def _made(timeline: Timeline, begin: int, end: int) -> Counter[tuple[int, int]]:
+def _made(case: Case, begin: int, end: int) -> Counter[tuple[int, int]]:
     """How many blocks were made from an event on and before another, by stack and size."""
-    made, stacks, sizes = (timeline.allocations.codes(name) for name in _COLUMNS)
+    made, stacks, sizes = case.columns("alloc_event", "stack", "size")
     rows = range(bisect_left(made, begin), bisect_left(made, end))
     return Counter((stacks[row], sizes[row]) for row in rows)
 
@@ -1421,8 +1390,8 @@ def new_holder(case: Case, trials: Trials) -> Verdict | None:
 def _new_call(case: Case, holders: Sequence[_New]) -> Place | None:
     """The line that is calling all that made them, and the request, and that no step before the
     failing one ran."""
-    timeline, rounds = case.timeline, case.rounds
-    if timeline is None or rounds is None or not case.stack:
+    rounds = case.rounds
+    if rounds is None or not case.stack:
         return None
     stacks = [case.stack[::-1], *(one.stack[::-1] for one in holders)]
     alike = takewhile(lambda frames: len(set(frames)) == 1, zip(*stacks, strict=False))
@@ -1431,8 +1400,7 @@ def _new_call(case: Case, holders: Sequence[_New]) -> Place | None:
     if len(shared) == min(map(len, stacks)):
         # The line itself makes it, and calls nothing.
         return None
-    rows = timeline.allocations
-    made, codes = rows.codes("alloc_event"), rows.codes("stack")
+    made, codes = case.columns("alloc_event", "stack")
     earlier = set(codes[: bisect_left(made, rounds.begins[-1])]) - {NONE}
     if not own or any(own[-1] in case.snap.stacks[code] for code in earlier):
         return None
@@ -1482,9 +1450,9 @@ def _in_place(case: Case) -> tuple[Note, ...]:
     the program's own line that no graph needs."""
     size = case.failure.size
     is_own_line = bool(case.stack) and is_own(case.stack[0]) and not _call_of_modules(case.stack)
-    if case.timeline is None or not is_own_line or size < _LARGE_PART * case.usable:
+    if not case.has_trace or not is_own_line or size < _LARGE_PART * case.usable:
         return ()
-    sizes = case.timeline.allocations.codes("size")
+    (sizes,) = case.columns("size")
     if any(sizes[row] == size for row in _rows_of(case, "activation")):
         return ()
     text = "write the result over it (mul_(), div_(), out=), or do it in pieces:"
@@ -1534,17 +1502,17 @@ def _broadcast_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int
 
 def _new_holders(case: Case) -> list[_New]:
     """Lines of which no step before the failing one has an allocation, the most bytes first."""
-    timeline, rounds = case.timeline, case.rounds
-    if timeline is None or rounds is None or case.failure.event is None:
+    rounds = case.rounds
+    if rounds is None or case.failure.event is None:
         return []
-    begin, rows = rounds.begins[-1], timeline.allocations
-    sizes, made, of_row = (rows.codes(name) for name in ("size", "alloc_event", "stack"))
+    begin = rounds.begins[-1]
+    sizes, made, of_row = case.columns("size", "alloc_event", "stack")
     seen = {stack for stack, event in zip(of_row, made, strict=True) if event < begin}
     held: Counter[int] = Counter()
     for row in case.live_rows:
         if made[row] >= begin:
             held[of_row[row]] += sizes[row]
-    stacks = timeline.events.codes("stack")
+    stacks = case.timeline.events.codes("stack")
     held[stacks[case.failure.event]] += case.failure.size
     found = []
     for stack, nbytes in held.most_common():
@@ -1593,10 +1561,9 @@ def _first_update(case: Case) -> tuple[int, int] | None:
     """Where the first step of an optimizer, in which it failed, makes the first of its state, and
     how many bytes of that are there; None: it failed elsewhere."""
     timeline = case.timeline
-    if timeline is None or role_of(case.stack) not in (Role.STATE, Role.OPTIMIZER):
+    if not case.has_trace or role_of(case.stack) not in (Role.STATE, Role.OPTIMIZER):
         return None
-    rows, role = timeline.allocations, timeline.passes.role
-    sizes, made = rows.codes("size"), rows.codes("alloc_event")
+    role, (sizes, made) = timeline.passes.role, case.columns("size", "alloc_event")
     makes = [row for row in case.live_rows if made[row] >= 0 and role[made[row]] == Role.STATE]
     first = min((made[row] for row in makes), default=case.at)
     # The state of a second optimizer, or of parameters added later, follows other steps.
@@ -1614,7 +1581,7 @@ def first_state(case: Case) -> Verdict | None:
     leaves room for the state, the state is not the cause.
     """
     update = _first_update(case)
-    if update is None or case.timeline is None:
+    if update is None:
         return None
     first, state = update
     most = max(case.timeline.allocated[:first], default=0)
@@ -1745,10 +1712,7 @@ def _of_request(case: Case) -> tuple[Note, ...]:
 
 def _signature_of_most(case: Case) -> str:
     """The same for stacks that hold more than half of what is in use."""
-    if case.timeline is None:
-        return ""
-    rows, frames = case.timeline.allocations, case.snap.stacks
-    stacks, sizes = rows.codes("stack"), rows.codes("size")
+    frames, (stacks, sizes) = case.snap.stacks, case.columns("stack", "size")
     by_stack: Counter[int] = Counter()
     for row in case.live_rows:
         by_stack[stacks[row]] += sizes[row]
@@ -1810,10 +1774,10 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
 
 def _without_graph(case: Case) -> tuple[Note, ...]:
     """To switch autograd off in a program whose rounds end without a backward pass."""
-    timeline, rounds = case.timeline, case.rounds
-    if timeline is None or rounds is None or len(rounds.begins) < FEWEST:
+    rounds = case.rounds
+    if rounds is None or len(rounds.begins) < FEWEST:
         return ()
-    if timeline.passes.backward or case.phase.name != "forward":
+    if case.timeline.passes.backward or case.phase.name != "forward":
         return ()
     text = "run it under torch.inference_mode(), or no_grad(): its graph keeps activations, and"
     return (Note(f"{text} no {rounds.unit} has a backward pass"),)
@@ -1822,9 +1786,8 @@ def _without_graph(case: Case) -> tuple[Note, ...]:
 def _largest(case: Case) -> tuple[Note, ...]:
     """What to do about the line that holds most of what is in use, where a variable does that is
     no part of a model's training."""
-    most = case.holdings[0] if case.holdings else None
-    chain = "" if most is None else case.holder_of(most.place)
-    if most is None or not chain or 2 * most.bytes < case.room.allocated:
+    most, chain = case.largest
+    if most is None or not chain:
         return ()
     if "autograd graph" in chain or next(iter(case.categories), "") in _OF_A_MODEL:
         return ()
@@ -1843,7 +1806,7 @@ def _smaller(case: Case, trials: Trials) -> tuple[Note, ...]:
 
 def _has_several_each(case: Case, gradients: int) -> bool:
     """Whether gradients are more than one for each parameter: then the batch decides."""
-    if case.timeline is None or any(role in case.timeline.passes.role for role in _SHARDED):
+    if any(role in case.timeline.passes.role for role in _SHARDED):
         # Of a sharded model a process has a part of the parameters, and for a while all gradients.
         return False
     parameters = case.categories.get("parameter", 0) + case.categories.get("unknown", 0)
@@ -1879,13 +1842,12 @@ def _held_twice(case: Case) -> _Twice | None:
     """The largest whole copy of what another line holds, block by block: of a program that only
     loads no output of a module, which may well be as large as its input; of one that trains
     parameters, more of which are there than have gradients."""
-    timeline = case.timeline
-    if timeline is None or case.phase.name not in ("loading", "unknown", "optimizer"):
+    if case.phase.name not in ("loading", "unknown", "optimizer"):
         return None
-    trains = bool(timeline.passes.backward)
+    trains = bool(case.timeline.passes.backward)
     if trains != (case.phase.name == "optimizer"):
         return None
-    sizes = _sizes_by_line(timeline, _compared_rows(case, timeline))
+    sizes = _sizes_by_line(case, _compared_rows(case))
     least = LEAST_CURE * case.usable if trains else _TWICE_SHARE * case.room.allocated
     found = [
         _Twice((one, other), (both, int(both * times)))
@@ -1909,16 +1871,15 @@ def _weights_again(case: Case) -> tuple[Note, ...]:
 
     The outputs of PyTorch's own layers may well be as large as their weights.
     """
-    timeline = case.timeline
-    if timeline is None or case.phase.name not in ("forward", "backward"):
+    if case.phase.name not in ("forward", "backward"):
         return ()
-    weights = sum(_sizes_by_line(timeline, _rows_of(case, "parameter")).values(), Counter[int]())
-    stacks, frames = timeline.allocations.codes("stack"), case.snap.stacks
+    weights = sum(_sizes_by_line(case, _rows_of(case, "parameter")).values(), Counter[int]())
+    (stacks,), frames = case.columns("stack"), case.snap.stacks
     made = [row for row in _rows_of(case, "activation") if stacks[row] != NONE]
     own = [row for row in made if not any(map(_is_a_layer, frames[stacks[row]][:1]))]
     copies = {
         place: both
-        for place, sizes in _sizes_by_line(timeline, own).items()
+        for place, sizes in _sizes_by_line(case, own).items()
         if (both := _alike(sizes, weights, 1)) >= LEAST_CURE * case.usable
         and 2 * both >= sum(size * count for size, count in sizes.items())
     }
@@ -1939,30 +1900,29 @@ def _is_a_layer(frame: Frame) -> bool:
 
 def _rows_of(case: Case, category: str) -> list[int]:
     """The allocations in use of one category."""
-    assert case.timeline is not None
     codes, wanted = case.timeline.categories.codes, CATEGORIES.index(category)
     return [row for row in case.live_rows if codes[row] == wanted]
 
 
-def _compared_rows(case: Case, timeline: Timeline) -> list[int]:
+def _compared_rows(case: Case) -> list[int]:
     """The allocations in use that `_held_twice` compares."""
-    if timeline.passes.backward:
+    if case.timeline.passes.backward:
         return _rows_of(case, "parameter")
-    stacks = timeline.allocations.codes("stack")
+    (stacks,) = case.columns("stack")
     codes = {stacks[row] for row in case.live_rows} - {NONE}
     roles = {code: role_of(case.snap.stacks[code]) for code in codes}
     return [row for row in case.live_rows if roles.get(stacks[row], Role.MODULE) is not Role.MODULE]
 
 
-def _sizes_by_line(timeline: Timeline, rows: Iterable[int]) -> dict[Place, Counter[int]]:
+def _sizes_by_line(case: Case, rows: Iterable[int]) -> dict[Place, Counter[int]]:
     """By line, the sizes of some allocations as they were requested: the allocator's own have
     remainders. The line of the first row first."""
-    names = ("stack", "size", "requested_size")
-    stacks, blocks, asked = map(timeline.allocations.codes, names)
+    stacks, blocks, asked = case.columns("stack", "size", "requested_size")
     rows = [row for row in rows if stacks[row] != NONE]
     found: dict[Place, Counter[int]] = {}
     for row in rows:
-        found.setdefault(timeline.places[stacks[row]], Counter())[asked[row] or blocks[row]] += 1
+        place = case.timeline.places[stacks[row]]
+        found.setdefault(place, Counter())[asked[row] or blocks[row]] += 1
     return found
 
 
