@@ -12,7 +12,7 @@ import re
 import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from numbers import Real
@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
-from neutracer.leak.series import Observed, Trend, observe, observe_trace
+from neutracer.leak.series import Observed, Trend, allocated_blocks, observe, observe_trace
 from neutracer.question import after_caveats
 from neutracer.render.document import (
     Block,
@@ -280,26 +280,10 @@ def snapshot_growth(
 
 def _held(shot: Snapshot, device: int) -> dict[tuple[Frame, ...], tuple[int, int]]:
     sums: dict[tuple[Frame, ...], tuple[int, int]] = {}
-    for frames, nbytes in allocated_blocks(shot, device):
+    for frames, nbytes, _ in allocated_blocks(shot, device):
         held, count = sums.get(frames, (0, 0))
         sums[frames] = (held + nbytes, count + 1)
     return sums
-
-
-def allocated_blocks(shot: Snapshot, device: int) -> Iterable[tuple[tuple[Frame, ...], int]]:
-    """The stack and size of each allocated block of a device."""
-    devices = shot.segments.codes("device")
-    blocks = shot.blocks
-    columns = zip(
-        blocks.codes("segment"),
-        blocks["state"],
-        blocks.codes("stack"),
-        blocks.codes("size"),
-        strict=True,
-    )
-    for segment, state, stack, size in columns:
-        if state == "active_allocated" and devices[segment] == device:
-            yield shot.stacks[stack], size
 
 
 # ---- Emptied -----------------------------------------------------------------------------
@@ -683,25 +667,8 @@ _NOTABLE = 64 << 20
 # Stacks that a finding names.
 _NAMED = 3
 
-# Advice on kept tensors, with and without evidence of a kept graph.
-_WITH_GRAPH = (
-    "a kept tensor keeps its graph and its whole storage: keep loss.item(), or "
-    "x.detach().cpu(), or a clone() of a view"
-)
-_WITHOUT_GRAPH = (
-    "a kept tensor keeps its whole storage: keep x.item() or x.cpu(), or a clone() of a view"
-)
-
 _WITH_LINES = Note("leak_trend on a snapshot of neutracer.record() names the line")
 
-# The same for host memory, where cpu() returns the tensor itself.
-_WITH_GRAPH_ON_CPU = (
-    "a kept tensor keeps its graph and its whole storage: keep loss.item(), or x.detach(), or a "
-    "clone() of a view"
-)
-_WITHOUT_GRAPH_ON_CPU = (
-    "a kept tensor keeps its whole storage: keep x.item(), or a clone() of a view"
-)
 _PINNED = (
     "a kept tensor keeps its whole storage pinned: keep x.item(), or x.clone(), which is not pinned"
 )
@@ -891,8 +858,12 @@ def _to_keep(device: int, shows_graph: bool) -> str:
     if device == PINNED:
         return _PINNED
     if device == CPU:
-        return _WITH_GRAPH_ON_CPU if shows_graph else _WITHOUT_GRAPH_ON_CPU
-    return _WITH_GRAPH if shows_graph else _WITHOUT_GRAPH
+        # There cpu() returns the tensor itself.
+        keep = "loss.item(), or x.detach()," if shows_graph else "x.item(),"
+    else:
+        keep = "loss.item(), or x.detach().cpu()," if shows_graph else "x.item() or x.cpu(),"
+    graph = "its graph and " if shows_graph else ""
+    return f"a kept tensor keeps {graph}its whole storage: keep {keep} or a clone() of a view"
 
 
 def _leak_advice(survivors: Survivors, device: int) -> tuple[Note, ...]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from neutracer._native import core
+from neutracer.leak.series import allocated_blocks
 from neutracer.oom.facts import UNIT, Budget, Failure, OomFacts
 from neutracer.oom.steps import (
     Demand,
@@ -25,12 +26,10 @@ from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding, PlacedRow, PlainRow
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import NONE, Frame, grouped
-from neutracer.trace.table import Row, Table
+from neutracer.trace.table import Table
 from neutracer.trace.timeline import Layout, Timeline
 
 # ---- Parts -------------------------------------------------------------------------------
-
-# What the explanation of an out-of-memory error is made of.
 
 # What an answer of who holds blocks begins with where no name of the program does.
 _NO_NAME = ("garbage", "no Python object", "no name leads to it")
@@ -161,8 +160,6 @@ class Holding(PlacedRow):
 
 
 # ---- Room --------------------------------------------------------------------------------
-
-# The layout in which a request failed: where free bytes were, what would have held it.
 
 # Codes of the columns `segment_type` and `state`.
 _SMALL = 0
@@ -417,8 +414,6 @@ def free_bytes(group: dict[str, Any]) -> int:
 
 # ---- Case --------------------------------------------------------------------------------
 
-# A failure with all that its verdicts are given on, each thing looked up once.
-
 # What was in use before the trace is at most this share of what is in use, for a replay to
 # tell of settings that would not have helped.
 _MOST_BEFORE = 0.1
@@ -555,10 +550,14 @@ class Case:
         asks = stacks[event]
         return asks == NONE or asks in stacks[: self.growth.rounds.begins[-1]]
 
+    def said_of(self, place: Place) -> str:
+        """All chains of who held the blocks of a line, as the process was asked; ""."""
+        return dict(self.facts.holders).get(str(place), "")
+
     def holder_of(self, place: Place) -> str:
         """Who held the blocks of a line in the process, as a chain of names; "" where nothing of
         Python does, or it was not asked."""
-        chains = dict(self.facts.holders).get(str(place), "").split("; ")
+        chains = self.said_of(place).split("; ")
         kept = (one for one in chains if not one.startswith(_NO_NAME))
         return next(kept, "")
 
@@ -590,7 +589,7 @@ class Case:
 
     def _is_named(self, place: Place) -> bool:
         """Whether names of the program lead to most blocks of a line, in the process."""
-        said = dict(self.facts.holders).get(str(place), "")
+        said = self.said_of(place)
         return bool(said) and not said.startswith(_NO_NAME)
 
     @cached_property
@@ -614,22 +613,13 @@ class Case:
             held = self.timeline.held_by_place(self.at)
             by_line = [(place, nbytes, count) for place, nbytes, _, count in held]
         else:
-            room = self.room
-            blocks = (b for b in room.blocks if b.state == "active_allocated" and self._is_here(b))
-            by_line = grouped((block.stack, block.size, 1) for block in blocks)
+            found = allocated_blocks(self.snap, self.room.device)
+            by_line = grouped((stack, size, 1) for stack, size, _ in found)
         total = sum(nbytes for _, nbytes, _ in by_line)
         return tuple(
-            Holding(
-                **asdict(place),
-                bytes=nbytes,
-                count=count,
-                share=nbytes / total if total else 0.0,
-            )
+            Holding(**asdict(place), bytes=nbytes, count=count, share=nbytes / max(total, 1))
             for place, nbytes, count in by_line
         )
-
-    def _is_here(self, block: Row) -> bool:
-        return bool(self.room.segments[block.segment].device == self.room.device)
 
     @cached_property
     def categories(self) -> dict[str, int]:

@@ -38,8 +38,6 @@ from neutracer.whatif.settings import canonical, expandable_advice
 
 # ---- Settings ----------------------------------------------------------------------------
 
-# Under which allocator settings the program goes on.
-
 # Of longer traces only expandable segments are replayed; the others are left to `what_if`.
 _MOST_EVENTS = 300_000
 
@@ -166,8 +164,6 @@ def _text(settings: dict[str, str]) -> str:
 
 # ---- Inside ------------------------------------------------------------------------------
 
-# Causes inside of PyTorch's own memory: fragmentation, garbage, other pools.
-
 #: What is free inside, here or in other pools, is no finding below this share of what the process
 #: may have: its cure would give back no more.
 LEAST_CURE = 0.05
@@ -278,10 +274,7 @@ def untrained(case: Case) -> Verdict | None:
     if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
         return None
     by_line = grouped((block.stack, block.size, 1) for block in rows)
-    evidence = tuple(
-        Note(f"{format_bytes(size)} in {format_count(count, 'block')} by", place)
-        for place, size, count in by_line[:_TOLD]
-    )
+    evidence = _by_line(by_line, "by")
     calls = (_call_of_modules(block.stack) for block in rows)
     call = next((place for place in calls if place is not None), None)
     freeze = Note("call requires_grad_(False) on the model: no optimizer has its parameters")
@@ -317,7 +310,8 @@ def cycle_garbage(case: Case) -> Verdict | None:
         evidence = (*evidence, off)
     held = format_bytes(garbage)
     message = f"garbage: reference cycles held {held} that only the collector frees"
-    remedy = Remedy("break_cycles", place=_first_place(evidence))
+    first = next((note.place for note in evidence if note.place is not None), None)
+    remedy = Remedy("break_cycles", place=first)
     return Verdict(
         "cycle_garbage",
         garbage,
@@ -345,8 +339,12 @@ def _garbage_like(case: Case) -> frozenset[int]:
     return frozenset(known.union(alike))
 
 
-def _first_place(notes: tuple[Note, ...]) -> Place | None:
-    return next((note.place for note in notes if note.place is not None), None)
+def _by_line(lines: Sequence[tuple[Place, int, int]], text: str) -> tuple[Note, ...]:
+    """The bytes and blocks of the first of some lines, with a text before each line."""
+    return tuple(
+        Note(f"{format_bytes(nbytes)} in {format_count(count, 'block')} {text}", place)
+        for place, nbytes, count in lines[:_TOLD]
+    )
 
 
 def _garbage(case: Case) -> tuple[int, tuple[Note, ...]]:
@@ -354,11 +352,8 @@ def _garbage(case: Case) -> tuple[int, tuple[Note, ...]]:
     facts = case.facts
     if facts.garbage_bytes is not None:
         held = format_bytes(facts.garbage_bytes)
-        notes = [
-            Note(f"{held} of tensors were unreachable when it failed: a collection frees them.")
-        ]
-        notes += _garbage_places(case)
-        return facts.garbage_bytes, tuple(notes)
+        text = f"{held} of tensors were unreachable when it failed: a collection frees them."
+        return facts.garbage_bytes, (Note(text), *_by_line(case.garbage_made, "made by"))
     tooth = saw_tooth(case.timeline, case.at)
     if tooth is None:
         return 0, ()
@@ -368,13 +363,6 @@ def _garbage(case: Case) -> tuple[int, tuple[Note, ...]]:
         "as when Python's collector frees cycles; this much has piled up since."
     )
     return tooth.bytes, (Note(text),)
-
-
-def _garbage_places(case: Case) -> list[Note]:
-    return [
-        Note(f"{format_bytes(nbytes)} in {format_count(count, 'block')} made by", place)
-        for place, nbytes, count in case.garbage_made[:_TOLD]
-    ]
 
 
 def other_pool(case: Case) -> Verdict | None:
@@ -435,8 +423,6 @@ def _pool_advice(groups: list[dict[str, Any]], kept_back: bool) -> tuple[Note, .
 
 
 # ---- Limits ------------------------------------------------------------------------------
-
-# Causes in the size of things: of the request, of the device, of what others leave of it.
 
 # What CUDA's context and its libraries take of a large device in every process, whatever
 # the program does: 520 to 620 MiB on an H200, and up to 750 MiB where cuBLAS has run.
@@ -617,8 +603,6 @@ def process_cap(case: Case, trials: Trials) -> Verdict | None:
 
 # ---- Piled -------------------------------------------------------------------------------
 
-# Causes that grow from step to step: a leak, a cache that is made anew a little larger.
-
 
 def _kept(
     kind: str,
@@ -644,17 +628,7 @@ def leak(case: Case) -> Verdict | None:
         f"leak: {format_bytes(growth.piled_up)} piled up over {_over(growth)} "
         f"({format_bytes(growth.bytes_per_step)} each)"
     )
-    advice, remedy = _leak_advice(case, growth)
-    return _kept(
-        "leak",
-        case,
-        growth.addresses,
-        growth.bytes,
-        _evidence(case, growth),
-        advice,
-        message,
-        remedy,
-    )
+    return _of_growth("leak", case, growth, message, *_leak_advice(case, growth))
 
 
 def young_pile(case: Case, bill: Bill) -> Verdict | None:
@@ -758,18 +732,9 @@ def cache_growth(case: Case) -> Verdict | None:
         f"{what} grows: {format_bytes(growth.bytes)} after {_over(growth)}, "
         f"{format_bytes(growth.bytes_per_step)} more each time"
     )
-    advice = notes or _bound(case, grower)
     remedy = Remedy("release", place=first, callers=grower.callers)
-    return _kept(
-        "cache_growth",
-        case,
-        growth.addresses,
-        growth.bytes,
-        _evidence(case, growth),
-        advice,
-        message,
-        remedy,
-    )
+    advice = notes or _bound(case, grower)
+    return _of_growth("cache_growth", case, growth, message, advice, remedy)
 
 
 def _bound(case: Case, grower: Grower) -> tuple[Note, ...]:
@@ -813,12 +778,8 @@ def made_again(case: Case) -> Verdict | None:
     if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
         return None
     by_line = grouped((case.snap.stacks[stacks[row]], sizes[row], 1) for row in older)
-    evidence = tuple(
-        Note(f"{format_bytes(size)} in {format_count(count, 'block')} made before by", place)
-        for place, size, count in by_line[:_TOLD]
-    )
     first = by_line[0][0]
-    evidence += _held_by(case, first)
+    evidence = (*_by_line(by_line, "made before by"), *_held_by(case, first))
     advice = (
         _models(case, first),
         Note("what keeps one is often small: a scheduler, a closure, a list of results"),
@@ -847,7 +808,11 @@ def kept_exceptions(case: Case, bill: Bill) -> Verdict | None:
     """Exceptions that the program keeps, and with them the frames that they came through: what
     keeps some leads to most of what is in use."""
     chains = [one for line in bill.lines for one in line.holder.split("; ")]
-    kept = [one.partition(" → exception")[0] for one in chains if _keeps_exceptions(one)]
+    kept = [
+        one.partition(" → exception")[0]
+        for one in chains
+        if any(word in one for word in _OF_AN_EXCEPTION)
+    ]
     # A frame alone keeps all that it works on.
     names = dict.fromkeys(one.partition("[")[0] for one in kept)
     keepers = [one for one in names if " → " in one]
@@ -865,10 +830,6 @@ def kept_exceptions(case: Case, bill: Bill) -> Verdict | None:
     message = f"leak: exceptions that are kept hold up to {size}, by the frames of their tracebacks"
     remedy = Remedy("release", place=held[0].place)
     return Verdict("leak", nbytes, tuple(evidence), advice, message, True, remedy)
-
-
-def _keeps_exceptions(chain: str) -> bool:
-    return any(word in chain for word in _OF_AN_EXCEPTION)
 
 
 def retry(case: Case) -> Verdict | None:
@@ -917,9 +878,16 @@ def _over(growth: Growth) -> str:
     return format_count(growth.steps, growth.rounds.unit)
 
 
-def _evidence(case: Case, growth: Growth) -> tuple[Note, ...]:
+def _of_growth(
+    kind: str,
+    case: Case,
+    growth: Growth,
+    message: str,
+    advice: tuple[Note, ...],
+    remedy: Remedy,
+) -> Verdict:
     unit = growth.rounds.unit
-    notes = []
+    notes: list[Note] = []
     for one in growth.growers[:_TOLD]:
         text = f"{format_bytes(one.bytes)} in {format_count(one.count, 'block')}, "
         text += f"{format_bytes(one.bytes_per_step)} more each {unit}, by"
@@ -927,7 +895,8 @@ def _evidence(case: Case, growth: Growth) -> tuple[Note, ...]:
         if one.callers:
             notes.append(Note("called by", one.callers[0]))
         notes += [note for note in _held_by(case, one.place) if note not in notes]
-    return tuple(notes)
+    frees, nbytes = growth.addresses, growth.bytes
+    return _kept(kind, case, frees, nbytes, tuple(notes), advice, message, remedy)
 
 
 def _models(case: Case, place: Place) -> Note:
@@ -1056,11 +1025,6 @@ def _by_holder(held: str) -> tuple[Note, ...]:
     return (Note(f"{text}; held by {held}"),) if text else ()
 
 
-def _is_uncollected(case: Case, place: Place) -> bool:
-    """Whether no name of the program leads to what a line makes, and the collector leaves it."""
-    return dict(case.facts.holders).get(str(place), "").startswith(GARBAGE)
-
-
 def _call_of_modules(stack: Sequence[Frame]) -> Place | None:
     """The program's own line outside of all modules that called the outermost of them."""
     calls = [at for at, frame in enumerate(stack) if frame.name == "_call_impl"]
@@ -1135,7 +1099,7 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
         )
         return notes, Remedy("release", place=first, callers=grower.callers)
     builder = next((one for one in growth.growers[:_TOLD] if one.builds), None)
-    if builder is not None and _is_uncollected(case, builder.place):
+    if builder is not None and case.said_of(builder.place).startswith(GARBAGE):
         kept = "parameter and gradient keep each other, and no collection frees them"
         notes = (Note(_ON_GRADIENTS), Note(f"{kept}: neutracer.find_autograd_cycles() names them"))
     elif builder is not None:
@@ -1149,8 +1113,6 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
 
 
 # ---- Repeats -----------------------------------------------------------------------------
-
-# A step that does more of the same: as losses that are summed before one backward pass.
 
 # Of what modules made in the step and is still there, so much at least is of sizes that a step
 # before it made by the same lines: of a longer sequence or a larger batch next to nothing is.
@@ -1222,8 +1184,6 @@ def _made(case: Case, begin: int, end: int) -> Counter[tuple[int, int]]:
 
 
 # ---- Capacity ----------------------------------------------------------------------------
-
-# The program needs more than there is: by how much, for what, and what to make smaller.
 
 # A category with less than this share of what is in use is not told.
 _TOLD_SHARE = 0.1
@@ -1457,7 +1417,7 @@ def _in_place(case: Case) -> tuple[Note, ...]:
         return ()
     text = "write the result over it (mul_(), div_(), out=), or do it in pieces:"
     held = next((one.bytes for one in case.holdings if one.place == case.place), 0)
-    passing = dict(case.facts.holders).get(str(case.place), "").startswith(IN_USE)
+    passing = case.said_of(case.place).startswith(IN_USE)
     if passing and 2 * held >= size:
         return (Note(f"the line makes it from another that is as large: {text}", case.place),)
     for name, shape, dtype in _frame_tensors(case):
@@ -1758,9 +1718,13 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
                  f"{format_bytes(budget.device_free)} were free; the file does not say what others "
                  "had: give capacity= (--capacity), or see nvidia-smi.")
         )  # fmt: skip
+    share = _Share.of(case, trials)
+    smaller = []
+    if share.finishes and case.rounds is not None:
+        smaller = [Note(f"make the {case.rounds.unit} smaller: {share.text}")]
     advice = [
         *_broadcast(case), *_in_place(case),
-        *_weights_again(case), *largest, *_without_graph(case), *_smaller(case, trials), *advice
+        *_weights_again(case), *largest, *_without_graph(case), *smaller, *advice
     ]  # fmt: skip
     known_cure = _signature(case.stack) or _signature_of_most(case)
     if known_cure:
@@ -1794,14 +1758,6 @@ def _largest(case: Case) -> tuple[Note, ...]:
     share = format_share(most.share, decimals=0)
     text = f"{share} of it is in {chain}: make it on the CPU, in pieces, or in a smaller dtype"
     return (Note(text),)
-
-
-def _smaller(case: Case, trials: Trials) -> tuple[Note, ...]:
-    """How much smaller a round has to be, where that was replayed."""
-    share = _Share.of(case, trials)
-    if not share.finishes or case.rounds is None:
-        return ()
-    return (Note(f"make the {case.rounds.unit} smaller: {share.text}"),)
 
 
 def _has_several_each(case: Case, gradients: int) -> bool:
@@ -1952,8 +1908,6 @@ def _free_a_copy(case: Case, twice: _Twice) -> Note:
 
 # ---- Tried -------------------------------------------------------------------------------
 
-# How far the program gets with each cause removed: replayed, where the model can.
-
 
 def ranked(trials: Trials, case: Case, verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
     """The verdicts with what the replay of each says: those whose removal lets the program go on
@@ -2057,8 +2011,6 @@ def _told(case: Case, trial: Trial) -> tuple[Note, ...]:
 
 # ---- Verdicts ----------------------------------------------------------------------------
 
-# Which causes a failure has, and in which order they are told.
-
 # After an unreasonable request; what is left is a program that needs too much.
 _CAUSES: tuple[Cause, ...] = (
     retry,
@@ -2097,7 +2049,8 @@ def verdicts_of(case: Case, bill: Bill, trials: Trials) -> tuple[Verdict, ...]:
     is_kept = exceptions is not None or any(one.finishes and one.frees for one in first)
     if case.growth is None and not is_kept and _first_update(case) is None:
         needs = new_holder(case, trials) or too_large_a_step(case, trials)
-    if needs is None and not any(_helps(verdict) for verdict in first):
+    # A cause helps if the program gets on without it, as far as anyone can see.
+    if needs is None and not any(one.suffices and one.finishes is not False for one in first):
         needs = too_little(case, trials)
     return first if needs is None else ranked(trials, case, (*found, needs))
 
@@ -2126,8 +2079,3 @@ def looked_at(case: Case) -> tuple[str, ...]:
     known["non_torch"] = case.room.budget.non_torch is not None
     known["process_cap"] = case.room.budget.device_free is not None
     return tuple(kind for kind in KINDS if known[kind])
-
-
-def _helps(verdict: Verdict) -> bool:
-    """Whether the program gets on with this cause removed, as far as anyone can see."""
-    return verdict.suffices and verdict.finishes is not False

@@ -40,8 +40,6 @@ from neutracer.whatif.settings import asked_bytes, capacity_bytes
 
 # ---- Whole step --------------------------------------------------------------------------
 
-# What the step that failed needs, beside those before it.
-
 
 @dataclass(frozen=True)
 class StepNeeds(PlainRow):
@@ -87,8 +85,6 @@ def step_needs(case: Case) -> StepNeeds | None:
 
 
 # ---- Report ------------------------------------------------------------------------------
-
-# The answer to why it ran out of memory, and how it reads.
 
 # Categories on the page.
 _SHOWN_CATEGORIES = 4
@@ -310,8 +306,6 @@ def _as_what(why: ExplainReport) -> tuple[Table, ...]:
 
 
 # ---- Explain -----------------------------------------------------------------------------
-
-# Why did it run out of memory? And would so many bytes fit?
 
 # Lines that hold memory in the report; the rest is in `Timeline.holders`.
 _MOST_HOLDINGS = 50

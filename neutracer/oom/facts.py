@@ -16,8 +16,6 @@ from neutracer.whatif.settings import roundest
 
 # ---- Facts -------------------------------------------------------------------------------
 
-# What is known of an out-of-memory error beside its snapshot.
-
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 #: A size in one of PyTorch's messages, for `size_of`.
 SIZE_PATTERN = r"([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)"
@@ -263,8 +261,6 @@ def with_room(facts: OomFacts, room: DeviceRoom | None) -> OomFacts:
 
 
 # ---- Budget ------------------------------------------------------------------------------
-
-# A request that failed, and what its process could still have taken of the device.
 
 #: Bytes of a segment of small blocks, and the unit of segments of large ones.
 UNIT = 2 << 20

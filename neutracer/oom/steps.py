@@ -22,8 +22,6 @@ from neutracer.units import format_share
 
 # ---- Rounds ------------------------------------------------------------------------------
 
-# The steps of a program up to a failure, or the rounds of what repeats in it.
-
 #: Fewer steps say nothing of what comes again in each.
 FEWEST = 5
 
@@ -217,8 +215,6 @@ def _repeat(timeline: Timeline, begins: Sequence[int]) -> bool:
 
 # ---- Kept graph --------------------------------------------------------------------------
 
-# Backward passes whose own graph is kept, as backward(create_graph=True) does.
-
 # A pass leaves one gradient for each parameter behind, which take as much as these do; a tenth for
 # what the allocator rounds up. With a graph it was 4 to 290 times as much, in models of linear
 # layers, convolutions and attention.
@@ -368,8 +364,6 @@ def _caller(snap: Snapshot, timeline: Timeline, backward: list[tuple[int, int]])
 
 
 # ---- Growth ------------------------------------------------------------------------------
-
-# What a program had piled up, step after step, when it ran out of memory.
 
 # A saw-tooth needs at least this many steps; without steps the trace is cut into parts.
 _FEWEST_TEETH = 12
@@ -711,8 +705,6 @@ def saw_tooth(timeline: Timeline, event: int) -> SawTooth | None:
 
 # ---- Demand ------------------------------------------------------------------------------
 
-# What the steps of a program needed, and what the one that failed needs if it is to end.
-
 # Steps before the failing one that it is compared with.
 _COMPARED = 8
 
@@ -873,8 +865,6 @@ def _times_as_long(stacks: Sequence[int], own: Sequence[int], other: Sequence[in
 
 
 # ---- Phases ------------------------------------------------------------------------------
-
-# In which phase of a program a request was made: loading, forward, backward and so on.
 
 #: The phases that there are.
 PHASES = ("loading", "forward", "backward", "optimizer", "inference", "unknown")
