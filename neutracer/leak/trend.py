@@ -330,17 +330,12 @@ def emptied_at(seen: Observed, trend: Trend) -> Place | None:
     if not freed:
         return None
     code, count = freed.most_common(1)[0]
-    if count < _AT_ONE_LINE * freed.total() or _does_more(timeline, code):
+    pairs = zip(stacks, timeline.events["action"], strict=True)
+    does_more = any(stack == code and action == "alloc" for stack, action in pairs)
+    if does_more or count < _AT_ONE_LINE * freed.total():
         return None
     stack = timeline.events[list(stacks).index(code)].stack
     return place_of(stack) if stack and _text(stack[0]) else None
-
-
-def _does_more(timeline: Timeline, code: int) -> bool:
-    stacks = timeline.events.codes("stack")
-    actions = cast("list[str]", timeline.events["action"])
-    pairs = zip(stacks, actions, strict=True)
-    return any(stack == code and action == "alloc" for stack, action in pairs)
 
 
 def _text(frame: Frame) -> str:
@@ -1086,7 +1081,8 @@ def leak_trend(
         ('leak', 8, 'create_graph')
     """
     most = capacity_bytes(capacity)
-    if step_us is not None and not _is_duration(step_us):
+    is_duration = isinstance(step_us, Real) and bool(0 < step_us < _LONGEST_STEP_US)
+    if step_us is not None and not is_duration:
         raise ValueError(f"step_us is {step_us!r}: it must be a step's length in microseconds")
     seen, shots = observe(source, step_us, steps, most, device)
     is_monitor = hasattr(source, "device_series")
@@ -1114,11 +1110,6 @@ def _trend(
         # A CPU is -1 in reports, and the first device of its snapshot.
         survivors = _as_recorded(survivors, shots[0].beside.holders.get(max(seen.device, 0), {}))
     return _report(seen, verdict, survivors, shots[-1].settings_in_force if shots else {})
-
-
-def _is_duration(step_us: Any) -> bool:
-    is_number = isinstance(step_us, Real)
-    return is_number and bool(0 < step_us < _LONGEST_STEP_US)
 
 
 def _report(
@@ -1204,13 +1195,9 @@ def _named_holders(survivors: Survivors) -> Survivors:
         if holder != NO_OBJECT:
             grown[int(line)] = replace(grown[int(line)], holders=tuple(holder.split("; ")))
     tensors, _ = tensors_in(_live_tensors(), lines)
-    has_graph = survivors.has_graph or any(map(_has_graph, tensors))
+    facts = map(core.tensor_facts, tensors)
+    has_graph = survivors.has_graph or any(one is not None and one["has_grad_fn"] for one in facts)
     return replace(survivors, growth=tuple(grown), has_graph=has_graph)
-
-
-def _has_graph(tensor: Any) -> bool:
-    facts = core.tensor_facts(tensor)
-    return facts is not None and bool(facts["has_grad_fn"])
 
 
 def _live_tensors() -> list[Any]:

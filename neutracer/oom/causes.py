@@ -89,8 +89,10 @@ def _replayed(case: Case, trials: Trials) -> SettingsAdvice:
     ]
     notes = [Note(_setting(text), detail=_passed(case, one)) for text, one in passing[:_TOLD]]
     found = [text for text, _ in passing]
-    rounder = _without_rounding(case.snap)
-    if rounder is not None and trials.setting(rounder, is_least=True).passes:
+    own = _parts(str(case.snap.settings_in_force["text"]))
+    rounds = own.pop("roundup_power2_divisions", None) is not None
+    rounder = canonical(_text(own))
+    if rounds and trials.setting(rounder, is_least=True).passes:
         found.append(rounder)
         may = "it may have fitted (replayed; its exact size is unknown)"
         notes.append(Note(_setting(rounder), detail=may))
@@ -122,13 +124,6 @@ def _passed(case: Case, trial: Trial) -> str:
 
 def _setting(text: str) -> str:
     return Copyable(f"set {_VARIABLE}={text}" if text else f"leave {_VARIABLE} at its default")
-
-
-def _without_rounding(snap: Snapshot) -> str | None:
-    own = _parts(str(snap.settings_in_force["text"]))
-    if own.pop("roundup_power2_divisions", None) is None:
-        return None
-    return canonical(_text(own))
 
 
 def _parts(text: str) -> dict[str, str]:
@@ -1274,7 +1269,13 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
         often = f"{repeats.times:.1f} times as often as any {demand.unit} before it, it ran"
         evidence.append(Note(often, repeats.place))
     elif repeats is not None:
-        advice = (*_of_parts(repeats, demand.unit), advice[0], *advice[2:])
+        text = (
+            "call backward() on the loss of each part, not on the sum of all: "
+            f"{repeats.times:.1f} times as often as in any {demand.unit} before it, this is kept "
+            "for the backward pass:"
+        )
+        parts = "where the parts are of one long sequence, cut it (truncated backpropagation)"
+        advice = (Note(text, repeats.place), Note(parts), advice[0], *advice[2:])
         remedy = Remedy("release", place=repeats.place, callers=repeats.callers)
     missing = max(demand.floor + demand.expected - case.usable, case.failure.size)
     return Verdict(
@@ -1287,15 +1288,6 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
         remedy,
         finishes=share.finishes,
     )
-
-
-def _of_parts(repeats: Repeats, unit: str) -> tuple[Note, ...]:
-    text = (
-        f"call backward() on the loss of each part, not on the sum of all: {repeats.times:.1f} "
-        f"times as often as in any {unit} before it, this is kept for the backward pass:"
-    )
-    parts = "where the parts are of one long sequence, cut it (truncated backpropagation)"
-    return (Note(text, repeats.place), Note(parts))
 
 
 @dataclass(frozen=True)

@@ -440,7 +440,11 @@ class Trials:
     def bounded(self, text: str) -> Trial | None:
         """What is made anew, larger or more of it each time, kept as it was at first; None: nothing
         is."""
-        timeline, slopes, growing = self._case.timeline, self._slopes, self._growing
+        timeline, slopes, growth = self._case.timeline, self._slopes, self._case.growth
+        # The lines of which each round makes more anew.
+        growing: set[Place] = set()
+        if growth is not None and growth.by_size:
+            growing = {one.place for one in growth.growers}
         if not (slopes or growing):
             return None
         begins = self._case.rounds.begins if self._case.rounds is not None else ()
@@ -461,14 +465,6 @@ class Trials:
         asks = timeline.events.codes("stack")[self._event]
         sizes[self._event] = min(first.get(asks, sizes[self._event]), sizes[self._event])
         return self.run(Change(text, "line", sizes=sizes, grows=False))
-
-    @property
-    def _growing(self) -> frozenset[Place]:
-        """The lines of which each round makes more anew."""
-        growth = self._case.growth
-        if growth is None or not growth.by_size:
-            return frozenset()
-        return frozenset(one.place for one in growth.growers)
 
     @cached_property
     def _sizes_as_made(self) -> array[int]:
