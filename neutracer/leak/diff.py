@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 from neutracer.errors import SnapshotError
+from neutracer.leak.series import allocated_blocks
 from neutracer.question import first_findings, opened
 from neutracer.render.document import (
     Block,
@@ -123,20 +124,10 @@ NOTHING = Held({}, {}, {})
 def held_in(snap: Snapshot, device: int) -> Held:
     held = Held({}, {}, {})
     categories = _categories(snap, device)
-    devices, blocks = snap.segments.codes("device"), snap.blocks
-    columns = zip(
-        blocks.codes("segment"),
-        blocks["state"],
-        blocks.codes("stack"),
-        blocks.codes("size"),
-        blocks.codes("address"),
-        strict=True,
-    )
-    for segment, state, stack, size, address in columns:
-        if state == "active_allocated" and devices[segment] == device:
-            _add(held.by_stack, snap.stacks[stack], size)
-            _add(held.by_category, categories.get(address, "unknown"), size)
-            _add(held.by_size, size_class(size), size)
+    for frames, size, address in allocated_blocks(snap, device):
+        _add(held.by_stack, frames, size)
+        _add(held.by_category, categories.get(address, "unknown"), size)
+        _add(held.by_size, size_class(size), size)
     return held
 
 

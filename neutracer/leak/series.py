@@ -9,7 +9,7 @@ import re
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -21,6 +21,7 @@ from neutracer.question import opened
 from neutracer.trace.events import shown_device
 from neutracer.trace.flaws import end_is_known
 from neutracer.trace.snapshot import Snapshot
+from neutracer.trace.stacks import Frame
 from neutracer.trace.timeline import Timeline
 from neutracer.units import format_count, format_duration_us
 
@@ -220,6 +221,15 @@ def highs(values: array[int] | memoryview, starts: Sequence[int]) -> array[int]:
     found = array("Q")
     found.frombytes(core.step_highs(values, array("Q", starts)))
     return found
+
+
+def allocated_blocks(snap: Snapshot, device: int) -> Iterator[tuple[tuple[Frame, ...], int, int]]:
+    """The stack, size and address of each allocated block of a device."""
+    devices, blocks = snap.segments.codes("device"), snap.blocks
+    numbers = (blocks.codes(name) for name in ("segment", "stack", "size", "address"))
+    for state, segment, stack, size, at in zip(blocks["state"], *numbers, strict=True):
+        if state == "active_allocated" and devices[segment] == device:
+            yield snap.stacks[stack], size, at
 
 
 def windows(count: int) -> list[int]:
@@ -489,21 +499,12 @@ def _of_snapshots(
     def column(name: str) -> array[int]:
         return array("Q", (one[f"{name}.all.current"] for one in stats))
 
-    def stuck() -> array[int]:
-        free = []
-        for shot, one in zip(shots, stats, strict=True):
-            fragment = core.Fragment(shot.native, None, shot.device(device))
-            given = sum(group["reclaimable_bytes"] for group in fragment.groups())
-            held = one["reserved_bytes.all.current"] - one["active_bytes.all.current"]
-            free.append(max(held - given, 0))
-        return array("Q", free)
-
     return Observed(
         allocated=column("allocated_bytes"),
         how="Each snapshot is a step.",
         unit="snapshot",
         reserved=column("reserved_bytes"),
-        make_stuck=stuck,
+        make_stuck=lambda: array("Q", (_stuck(shot, shot.device(device)) for shot in shots)),
         step_us=step_us,
         capacity=capacity,
         device=shown_device(shots[-1], numbers_of[-1]),
@@ -541,7 +542,7 @@ def observe_trace(
         unit=unit,
         reserved=floors(timeline.reserved[:end], starts),
         pending=_waiting(floors(timeline.active[:end], starts), allocated),
-        make_stuck=lambda: _stuck(snap, timeline, edges),
+        make_stuck=lambda: _stuck_by_step(snap, timeline, edges),
         peaks=highs(timeline.allocated[:end], starts),
         time_us=[times[at] for at in starts] if timed else (),
         step_us=step_us,
@@ -579,17 +580,21 @@ def _failed_for_good(timeline: Timeline) -> int | None:
     return None if "alloc" in actions[last:] else last
 
 
-def _stuck(snap: Snapshot, timeline: Timeline, edges: Sequence[int]) -> array[int]:
-    """Free bytes that empty_cache() can't release, at each step's least live bytes."""
+def _stuck(snap: Snapshot, device: int, layout: core.Layout | None = None) -> int:
+    """Free bytes that empty_cache() can't release."""
+    held: int = sum(
+        group["reserved_bytes"] - group["active_bytes"] - group["reclaimable_bytes"]
+        for group in core.Fragment(snap.native, layout, device).groups()
+    )
+    return max(held, 0)
+
+
+def _stuck_by_step(snap: Snapshot, timeline: Timeline, edges: Sequence[int]) -> array[int]:
+    """The same at each step's least live bytes."""
     free = []
     stride = (len(edges) - 2) // _LAYOUTS + 1
     for first, end in list(pairwise(edges))[::stride]:
         part = timeline.allocated[first:end]
         event = first + min(range(len(part)), key=part.__getitem__)
-        fragment = core.Fragment(snap.native, timeline.at(event).native, timeline.device)
-        held = sum(
-            group["reserved_bytes"] - group["active_bytes"] - group["reclaimable_bytes"]
-            for group in fragment.groups()
-        )
-        free.append(max(held, 0))
+        free.append(_stuck(snap, timeline.device, timeline.at(event).native))
     return array("Q", free)

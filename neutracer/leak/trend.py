@@ -12,7 +12,7 @@ import re
 import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from numbers import Real
@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from neutracer._native import core
 from neutracer.errors import UnavailableError
-from neutracer.leak.series import Observed, Trend, observe, observe_trace
+from neutracer.leak.series import Observed, Trend, allocated_blocks, observe, observe_trace
 from neutracer.question import after_caveats
 from neutracer.render.document import (
     Block,
@@ -280,26 +280,10 @@ def snapshot_growth(
 
 def _held(shot: Snapshot, device: int) -> dict[tuple[Frame, ...], tuple[int, int]]:
     sums: dict[tuple[Frame, ...], tuple[int, int]] = {}
-    for frames, nbytes in allocated_blocks(shot, device):
+    for frames, nbytes, _ in allocated_blocks(shot, device):
         held, count = sums.get(frames, (0, 0))
         sums[frames] = (held + nbytes, count + 1)
     return sums
-
-
-def allocated_blocks(shot: Snapshot, device: int) -> Iterable[tuple[tuple[Frame, ...], int]]:
-    """The stack and size of each allocated block of a device."""
-    devices = shot.segments.codes("device")
-    blocks = shot.blocks
-    columns = zip(
-        blocks.codes("segment"),
-        blocks["state"],
-        blocks.codes("stack"),
-        blocks.codes("size"),
-        strict=True,
-    )
-    for segment, state, stack, size in columns:
-        if state == "active_allocated" and devices[segment] == device:
-            yield shot.stacks[stack], size
 
 
 # ---- Emptied -----------------------------------------------------------------------------
@@ -346,17 +330,12 @@ def emptied_at(seen: Observed, trend: Trend) -> Place | None:
     if not freed:
         return None
     code, count = freed.most_common(1)[0]
-    if count < _AT_ONE_LINE * freed.total() or _does_more(timeline, code):
+    pairs = zip(stacks, timeline.events["action"], strict=True)
+    does_more = any(stack == code and action == "alloc" for stack, action in pairs)
+    if does_more or count < _AT_ONE_LINE * freed.total():
         return None
     stack = timeline.events[list(stacks).index(code)].stack
     return place_of(stack) if stack and _text(stack[0]) else None
-
-
-def _does_more(timeline: Timeline, code: int) -> bool:
-    stacks = timeline.events.codes("stack")
-    actions = cast("list[str]", timeline.events["action"])
-    pairs = zip(stacks, actions, strict=True)
-    return any(stack == code and action == "alloc" for stack, action in pairs)
 
 
 def _text(frame: Frame) -> str:
@@ -683,25 +662,8 @@ _NOTABLE = 64 << 20
 # Stacks that a finding names.
 _NAMED = 3
 
-# Advice on kept tensors, with and without evidence of a kept graph.
-_WITH_GRAPH = (
-    "a kept tensor keeps its graph and its whole storage: keep loss.item(), or "
-    "x.detach().cpu(), or a clone() of a view"
-)
-_WITHOUT_GRAPH = (
-    "a kept tensor keeps its whole storage: keep x.item() or x.cpu(), or a clone() of a view"
-)
-
 _WITH_LINES = Note("leak_trend on a snapshot of neutracer.record() names the line")
 
-# The same for host memory, where cpu() returns the tensor itself.
-_WITH_GRAPH_ON_CPU = (
-    "a kept tensor keeps its graph and its whole storage: keep loss.item(), or x.detach(), or a "
-    "clone() of a view"
-)
-_WITHOUT_GRAPH_ON_CPU = (
-    "a kept tensor keeps its whole storage: keep x.item(), or a clone() of a view"
-)
 _PINNED = (
     "a kept tensor keeps its whole storage pinned: keep x.item(), or x.clone(), which is not pinned"
 )
@@ -891,8 +853,12 @@ def _to_keep(device: int, shows_graph: bool) -> str:
     if device == PINNED:
         return _PINNED
     if device == CPU:
-        return _WITH_GRAPH_ON_CPU if shows_graph else _WITHOUT_GRAPH_ON_CPU
-    return _WITH_GRAPH if shows_graph else _WITHOUT_GRAPH
+        # There cpu() returns the tensor itself.
+        keep = "loss.item(), or x.detach()," if shows_graph else "x.item(),"
+    else:
+        keep = "loss.item(), or x.detach().cpu()," if shows_graph else "x.item() or x.cpu(),"
+    graph = "its graph and " if shows_graph else ""
+    return f"a kept tensor keeps {graph}its whole storage: keep {keep} or a clone() of a view"
 
 
 def _leak_advice(survivors: Survivors, device: int) -> tuple[Note, ...]:
@@ -1115,7 +1081,8 @@ def leak_trend(
         ('leak', 8, 'create_graph')
     """
     most = capacity_bytes(capacity)
-    if step_us is not None and not _is_duration(step_us):
+    is_duration = isinstance(step_us, Real) and bool(0 < step_us < _LONGEST_STEP_US)
+    if step_us is not None and not is_duration:
         raise ValueError(f"step_us is {step_us!r}: it must be a step's length in microseconds")
     seen, shots = observe(source, step_us, steps, most, device)
     is_monitor = hasattr(source, "device_series")
@@ -1143,11 +1110,6 @@ def _trend(
         # A CPU is -1 in reports, and the first device of its snapshot.
         survivors = _as_recorded(survivors, shots[0].beside.holders.get(max(seen.device, 0), {}))
     return _report(seen, verdict, survivors, shots[-1].settings_in_force if shots else {})
-
-
-def _is_duration(step_us: Any) -> bool:
-    is_number = isinstance(step_us, Real)
-    return is_number and bool(0 < step_us < _LONGEST_STEP_US)
 
 
 def _report(
@@ -1233,13 +1195,9 @@ def _named_holders(survivors: Survivors) -> Survivors:
         if holder != NO_OBJECT:
             grown[int(line)] = replace(grown[int(line)], holders=tuple(holder.split("; ")))
     tensors, _ = tensors_in(_live_tensors(), lines)
-    has_graph = survivors.has_graph or any(map(_has_graph, tensors))
+    facts = map(core.tensor_facts, tensors)
+    has_graph = survivors.has_graph or any(one is not None and one["has_grad_fn"] for one in facts)
     return replace(survivors, growth=tuple(grown), has_graph=has_graph)
-
-
-def _has_graph(tensor: Any) -> bool:
-    facts = core.tensor_facts(tensor)
-    return facts is not None and bool(facts["has_grad_fn"])
 
 
 def _live_tensors() -> list[Any]:

@@ -326,7 +326,7 @@ def _outside(case: Case) -> tuple[int, str, list[BillTerm], int]:
 
 def _rounds(case: Case) -> tuple[str, tuple[int, ...]]:
     """The unit, and the events at which rounds begin; none where they say nothing."""
-    if case.timeline is None:
+    if not case.has_trace:
         return "round", ()
     is_question, has_steps = not case.failure.happened, bool(case.timeline.steps)
     is_searched = has_steps or not is_question or len(case.timeline) <= _MOST_SEARCHED
@@ -446,7 +446,7 @@ def _moments(begins: Sequence[int]) -> list[list[int]]:
 
 def _lines(case: Case, begins: Sequence[int]) -> list[BillTerm]:
     """A term for each line that holds memory, the most bytes first."""
-    if case.timeline is None:
+    if not case.has_trace:
         return [
             BillTerm(
                 term="line",
@@ -523,10 +523,9 @@ def _shared(terms: Sequence[BillTerm], whole: BillTerm) -> Iterator[BillTerm]:
 def _older(case: Case, lines: _Lines, begins: Sequence[int]) -> Counter[int]:
     """By line, the bytes that are there since before the round before the last."""
     older = Counter[int]()
-    if case.timeline is None or len(begins) <= _FEWEST_ROUNDS:
+    if len(begins) <= _FEWEST_ROUNDS:
         return older
-    rows = case.timeline.allocations
-    made, sizes, stacks = (rows.codes(name) for name in ("alloc_event", "size", "stack"))
+    made, sizes, stacks = case.columns("alloc_event", "size", "stack")
     for row in case.live_rows:
         if made[row] < begins[-2]:
             older[lines.of_row(row, stacks[row])] += sizes[row]
@@ -536,10 +535,10 @@ def _older(case: Case, lines: _Lines, begins: Sequence[int]) -> Counter[int]:
 def _idle(case: Case, lines: _Lines) -> Counter[int]:
     """By line, the bytes that are past their last use, or never used."""
     idle = Counter[int]()
-    lives = None if case.timeline is None else lives_of(case.snap, case.timeline)
-    if case.timeline is None or lives is None:
+    lives = lives_of(case.snap, case.timeline)
+    if lives is None:
         return idle
-    sizes, stacks = (case.timeline.allocations.codes(name) for name in ("size", "stack"))
+    sizes, stacks = case.columns("size", "stack")
     for row in case.live_rows:
         if lives.is_idle(row, case.at):
             idle[lines.of_row(row, stacks[row])] += sizes[row]
@@ -551,11 +550,9 @@ def _replaced(case: Case, lines: _Lines, begins: Sequence[int]) -> Counter[int]:
     trace: a full buffer goes on, whose older blocks have no line. In the first round what an
     earlier one left goes."""
     replaced = Counter[int]()
-    if case.timeline is None or len(begins) <= _FEWEST_ROUNDS:
+    if len(begins) <= _FEWEST_ROUNDS:
         return replaced
-    rows = case.timeline.allocations
-    names = ("alloc_event", "free_event", "size", "stack")
-    made, freed, sizes, stacks = map(rows.codes, names)
+    made, freed, sizes, stacks = case.columns("alloc_event", "free_event", "size", "stack")
     first = bisect_left(made, 0)
     gone = Counter(sizes[row] for row in range(first) if begins[1] <= freed[row] <= case.at)
     for row in case.live_rows if gone else ():
@@ -601,10 +598,7 @@ def _split(term: BillTerm, floors: Sequence[int], before: int, older: int = 0) -
 
 def _categories(case: Case, lines: _Lines) -> dict[int, str]:
     """What most of each line's bytes are."""
-    if case.timeline is None:
-        return {}
-    rows, codes = case.timeline.allocations, case.timeline.categories.codes
-    stacks, sizes = rows.codes("stack"), rows.codes("size")
+    codes, (stacks, sizes) = case.timeline.categories.codes, case.columns("stack", "size")
     held = Counter[tuple[int, int]]()
     for row in case.live_rows:
         held[lines.of_row(row, stacks[row]), codes[row]] += sizes[row]

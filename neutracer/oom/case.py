@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from neutracer._native import core
+from neutracer.leak.series import allocated_blocks
 from neutracer.oom.facts import UNIT, Budget, Failure, OomFacts
 from neutracer.oom.steps import (
     Demand,
@@ -25,12 +26,10 @@ from neutracer.render.document import Note, Place, Severity
 from neutracer.render.report import Finding, PlacedRow, PlainRow
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import NONE, Frame, grouped
-from neutracer.trace.table import Row, Table
+from neutracer.trace.table import Table
 from neutracer.trace.timeline import Layout, Timeline
 
 # ---- Parts -------------------------------------------------------------------------------
-
-# What the explanation of an out-of-memory error is made of.
 
 # What an answer of who holds blocks begins with where no name of the program does.
 _NO_NAME = ("garbage", "no Python object", "no name leads to it")
@@ -161,8 +160,6 @@ class Holding(PlacedRow):
 
 
 # ---- Room --------------------------------------------------------------------------------
-
-# The layout in which a request failed: where free bytes were, what would have held it.
 
 # Codes of the columns `segment_type` and `state`.
 _SMALL = 0
@@ -417,8 +414,6 @@ def free_bytes(group: dict[str, Any]) -> int:
 
 # ---- Case --------------------------------------------------------------------------------
 
-# A failure with all that its verdicts are given on, each thing looked up once.
-
 # What was in use before the trace is at most this share of what is in use, for a replay to
 # tell of settings that would not have helped.
 _MOST_BEFORE = 0.1
@@ -433,7 +428,7 @@ class Case:
     """All that a verdict is given on."""
 
     snap: Snapshot
-    timeline: Timeline | None  # The device's trace; None where it is empty.
+    timeline: Timeline  # The device's trace, which may be empty.
     room: Room  # The layout when the request failed.
     facts: OomFacts
     phase: Phase
@@ -451,7 +446,29 @@ class Case:
         """The event of the trace whose state is looked at."""
         if self.moment is not None:
             return self.moment
-        return 0 if self.timeline is None else len(self.timeline) - 1
+        return max(len(self.timeline) - 1, 0)
+
+    @property
+    def has_trace(self) -> bool:
+        """Whether the device's trace has events."""
+        return len(self.timeline) > 0
+
+    def columns(self, *names: str) -> tuple[memoryview, ...]:
+        """Columns of the trace's allocations."""
+        return tuple(self.timeline.allocations.codes(name) for name in names)
+
+    def rows_at(self, place: Place) -> list[int]:
+        """Those of `live_rows` that one line made."""
+        (stacks,), of = self.columns("stack"), self.timeline.places
+        return [row for row in self.live_rows if stacks[row] != NONE and of[stacks[row]] == place]
+
+    @property
+    def largest(self) -> tuple[Holding | None, str]:
+        """The line that holds at least half of what is in use, and its holder; None and ""."""
+        most = self.holdings[0] if self.holdings else None
+        if most is None or 2 * most.bytes < self.room.allocated:
+            return None, ""
+        return most, self.holder_of(most.place)
 
     @property
     def is_unknown(self) -> bool:
@@ -468,7 +485,7 @@ class Case:
         What is done after the training may be done before each step too, as a rollout is: where
         more piled up over the steps, it is these.
         """
-        if self.timeline is None:
+        if not self.has_trace:
             return None
         rounds = rounds_before(self.timeline, self.at)
         if rounds is None or not rounds.is_after_training:
@@ -487,8 +504,6 @@ class Case:
         return {}
 
     def _growth_over(self, rounds: Rounds | None) -> Growth | None:
-        if self.timeline is None:
-            return None
         if rounds not in self._growths:
             knows = self.facts.garbage_bytes is not None
             found = growth_of(self.snap, self.timeline, rounds, self.at, since_fall=knows)
@@ -503,23 +518,20 @@ class Case:
     @cached_property
     def live_rows(self) -> tuple[int, ...]:
         """Rows of the trace's allocations that were in use at the event that is looked at."""
-        if self.timeline is None:
+        if not self.has_trace:
             return ()
-        rows, at = self.timeline.allocations, self.at
+        (made, freed), at = self.columns("alloc_event", "free_event"), self.at
         # Rows are in order of allocation.
-        freed = rows.codes("free_event")[: bisect_right(rows.codes("alloc_event"), at)]
+        freed = freed[: bisect_right(made, at)]
         return tuple([row for row, event in enumerate(freed) if event == -1 or event > at])
 
     @cached_property
     def shows_most(self) -> bool:
         """Whether the trace shows how most of what is in use came there: what was there before
         it stays where it is in a replay."""
-        if self.timeline is None:
-            return False
-        rows = self.timeline.allocations
-        sizes, made = rows.codes("size"), rows.codes("alloc_event")
+        sizes, made = self.columns("size", "alloc_event")
         before = sum(sizes[row] for row in self.live_rows if made[row] < 0)
-        return before < _MOST_BEFORE * self.room.allocated
+        return self.has_trace and before < _MOST_BEFORE * self.room.allocated
 
     @property
     def is_first_step(self) -> bool:
@@ -532,16 +544,20 @@ class Case:
         """Whether it failed in a step like those in which memory piled up; else something
         else came after them."""
         event = self.failure.event
-        if self.growth is None or self.timeline is None or event is None:
+        if self.growth is None or event is None:
             return False
         stacks = self.timeline.events.codes("stack")
         asks = stacks[event]
         return asks == NONE or asks in stacks[: self.growth.rounds.begins[-1]]
 
+    def said_of(self, place: Place) -> str:
+        """All chains of who held the blocks of a line, as the process was asked; ""."""
+        return dict(self.facts.holders).get(str(place), "")
+
     def holder_of(self, place: Place) -> str:
         """Who held the blocks of a line in the process, as a chain of names; "" where nothing of
         Python does, or it was not asked."""
-        chains = dict(self.facts.holders).get(str(place), "").split("; ")
+        chains = self.said_of(place).split("; ")
         kept = (one for one in chains if not one.startswith(_NO_NAME))
         return next(kept, "")
 
@@ -573,14 +589,12 @@ class Case:
 
     def _is_named(self, place: Place) -> bool:
         """Whether names of the program lead to most blocks of a line, in the process."""
-        said = dict(self.facts.holders).get(str(place), "")
+        said = self.said_of(place)
         return bool(said) and not said.startswith(_NO_NAME)
 
     @cached_property
     def demand(self) -> Demand | None:
         """What steps need, and the one that failed; None where it is not known."""
-        if self.timeline is None:
-            return None
         return demand_of(self.timeline, self.rounds, self.failure)
 
     @property
@@ -595,31 +609,22 @@ class Case:
     @cached_property
     def holdings(self) -> tuple[Holding, ...]:
         """Who held the allocated bytes, by place, the most first."""
-        if self.timeline is not None:
+        if self.has_trace:
             held = self.timeline.held_by_place(self.at)
             by_line = [(place, nbytes, count) for place, nbytes, _, count in held]
         else:
-            room = self.room
-            blocks = (b for b in room.blocks if b.state == "active_allocated" and self._is_here(b))
-            by_line = grouped((block.stack, block.size, 1) for block in blocks)
+            found = allocated_blocks(self.snap, self.room.device)
+            by_line = grouped((stack, size, 1) for stack, size, _ in found)
         total = sum(nbytes for _, nbytes, _ in by_line)
         return tuple(
-            Holding(
-                **asdict(place),
-                bytes=nbytes,
-                count=count,
-                share=nbytes / total if total else 0.0,
-            )
+            Holding(**asdict(place), bytes=nbytes, count=count, share=nbytes / max(total, 1))
             for place, nbytes, count in by_line
         )
-
-    def _is_here(self, block: Row) -> bool:
-        return bool(self.room.segments[block.segment].device == self.room.device)
 
     @cached_property
     def categories(self) -> dict[str, int]:
         """The allocated bytes by category, the most first; empty without a trace."""
-        if self.timeline is None:
+        if not self.has_trace:
             return {}
         held = self.timeline.holders(self.at, by="category", limit=None)
         return {str(holder.key): holder.bytes for holder in held}
@@ -627,7 +632,7 @@ class Case:
     @cached_property
     def modules(self) -> dict[str, int]:
         """The allocated bytes by module, the most first; empty where no module is known."""
-        return {} if self.timeline is None else self.timeline.held_by_module(self.at)
+        return self.timeline.held_by_module(self.at) if self.has_trace else {}
 
 
 Cause = Callable[[Case], "Verdict | None"]

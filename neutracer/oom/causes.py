@@ -33,13 +33,10 @@ from neutracer.trace.stacks import (
     owner_path,
     place_of,
 )
-from neutracer.trace.timeline import Timeline
 from neutracer.units import format_bytes, format_count, format_share
 from neutracer.whatif.settings import canonical, expandable_advice
 
 # ---- Settings ----------------------------------------------------------------------------
-
-# Under which allocator settings the program goes on.
 
 # Of longer traces only expandable segments are replayed; the others are left to `what_if`.
 _MOST_EVENTS = 300_000
@@ -82,7 +79,7 @@ def settings_advice(case: Case, trials: Trials) -> SettingsAdvice:
 
 def _replayed(case: Case, trials: Trials) -> SettingsAdvice:
     kinds = _candidates(case.snap, is_limited=trials.is_limited)
-    if len(case.timeline or ()) > _MOST_EVENTS:
+    if len(case.timeline) > _MOST_EVENTS:
         kinds = kinds[:1]
     tried = [[trials.setting(text) for text in kind] for kind in kinds]
     passing = [
@@ -92,8 +89,10 @@ def _replayed(case: Case, trials: Trials) -> SettingsAdvice:
     ]
     notes = [Note(_setting(text), detail=_passed(case, one)) for text, one in passing[:_TOLD]]
     found = [text for text, _ in passing]
-    rounder = _without_rounding(case.snap)
-    if rounder is not None and trials.setting(rounder, is_least=True).passes:
+    own = _parts(str(case.snap.settings_in_force["text"]))
+    rounds = own.pop("roundup_power2_divisions", None) is not None
+    rounder = canonical(_text(own))
+    if rounds and trials.setting(rounder, is_least=True).passes:
         found.append(rounder)
         may = "it may have fitted (replayed; its exact size is unknown)"
         notes.append(Note(_setting(rounder), detail=may))
@@ -116,8 +115,7 @@ def _is_ample(case: Case, trial: Trial) -> bool:
 
 def _passed(case: Case, trial: Trial) -> str:
     if not trial.rounds_tried or case.rounds is None:
-        begins = case.timeline.facts["start_bytes"][0] if case.timeline is not None else 0
-        if begins:
+        if case.timeline.facts["start_bytes"][0]:
             return "it may have fitted (replayed; blocks from before the trace stay where they are)"
         return "it would have fitted (replayed exactly)"
     rounds = format_count(trial.rounds, f"more {case.rounds.unit}")
@@ -126,13 +124,6 @@ def _passed(case: Case, trial: Trial) -> str:
 
 def _setting(text: str) -> str:
     return Copyable(f"set {_VARIABLE}={text}" if text else f"leave {_VARIABLE} at its default")
-
-
-def _without_rounding(snap: Snapshot) -> str | None:
-    own = _parts(str(snap.settings_in_force["text"]))
-    if own.pop("roundup_power2_divisions", None) is None:
-        return None
-    return canonical(_text(own))
 
 
 def _parts(text: str) -> dict[str, str]:
@@ -167,8 +158,6 @@ def _text(settings: dict[str, str]) -> str:
 
 
 # ---- Inside ------------------------------------------------------------------------------
-
-# Causes inside of PyTorch's own memory: fragmentation, garbage, other pools.
 
 #: What is free inside, here or in other pools, is no finding below this share of what the process
 #: may have: its cure would give back no more.
@@ -280,10 +269,7 @@ def untrained(case: Case) -> Verdict | None:
     if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
         return None
     by_line = grouped((block.stack, block.size, 1) for block in rows)
-    evidence = tuple(
-        Note(f"{format_bytes(size)} in {format_count(count, 'block')} by", place)
-        for place, size, count in by_line[:_TOLD]
-    )
+    evidence = _by_line(by_line, "by")
     calls = (_call_of_modules(block.stack) for block in rows)
     call = next((place for place in calls if place is not None), None)
     freeze = Note("call requires_grad_(False) on the model: no optimizer has its parameters")
@@ -319,7 +305,8 @@ def cycle_garbage(case: Case) -> Verdict | None:
         evidence = (*evidence, off)
     held = format_bytes(garbage)
     message = f"garbage: reference cycles held {held} that only the collector frees"
-    remedy = Remedy("break_cycles", place=_first_place(evidence))
+    first = next((note.place for note in evidence if note.place is not None), None)
+    remedy = Remedy("break_cycles", place=first)
     return Verdict(
         "cycle_garbage",
         garbage,
@@ -335,34 +322,34 @@ def cycle_garbage(case: Case) -> Verdict | None:
 def _garbage_like(case: Case) -> frozenset[int]:
     """Addresses of what garbage is known to hold, and of what the same lines made in the rounds
     before: of garbage of one shape one example's are known."""
-    timeline, known = case.timeline, set(case.facts.garbage_addresses)
-    if timeline is None or not known:
-        return frozenset(known)
+    known = set(case.facts.garbage_addresses)
+    if not known:
+        return frozenset()
     if case.growth is not None and case.growth_is_garbage:
         known |= case.growth.addresses
-    rows = timeline.allocations
-    at, stacks, made = (rows.codes(name) for name in ("address", "stack", "alloc_event"))
+    at, stacks, made = case.columns("address", "stack", "alloc_event")
     lines = {stacks[row] for row in case.live_rows if at[row] in known} - {NONE}
     since = case.at if case.rounds is None else case.rounds.begins[-1]
     alike = (at[row] for row in case.live_rows if stacks[row] in lines and made[row] < since)
     return frozenset(known.union(alike))
 
 
-def _first_place(notes: tuple[Note, ...]) -> Place | None:
-    return next((note.place for note in notes if note.place is not None), None)
+def _by_line(lines: Sequence[tuple[Place, int, int]], text: str) -> tuple[Note, ...]:
+    """The bytes and blocks of the first of some lines, with a text before each line."""
+    return tuple(
+        Note(f"{format_bytes(nbytes)} in {format_count(count, 'block')} {text}", place)
+        for place, nbytes, count in lines[:_TOLD]
+    )
 
 
 def _garbage(case: Case) -> tuple[int, tuple[Note, ...]]:
     """What garbage held, as somebody saw or as the trace shows; and what proves it."""
-    known, facts = case.timeline, case.facts
+    facts = case.facts
     if facts.garbage_bytes is not None:
         held = format_bytes(facts.garbage_bytes)
-        notes = [
-            Note(f"{held} of tensors were unreachable when it failed: a collection frees them.")
-        ]
-        notes += _garbage_places(case)
-        return facts.garbage_bytes, tuple(notes)
-    tooth = saw_tooth(known, case.at) if known is not None else None
+        text = f"{held} of tensors were unreachable when it failed: a collection frees them."
+        return facts.garbage_bytes, (Note(text), *_by_line(case.garbage_made, "made by"))
+    tooth = saw_tooth(case.timeline, case.at)
     if tooth is None:
         return 0, ()
     times = format_count(tooth.falls, "time")
@@ -371,13 +358,6 @@ def _garbage(case: Case) -> tuple[int, tuple[Note, ...]]:
         "as when Python's collector frees cycles; this much has piled up since."
     )
     return tooth.bytes, (Note(text),)
-
-
-def _garbage_places(case: Case) -> list[Note]:
-    return [
-        Note(f"{format_bytes(nbytes)} in {format_count(count, 'block')} made by", place)
-        for place, nbytes, count in case.garbage_made[:_TOLD]
-    ]
 
 
 def other_pool(case: Case) -> Verdict | None:
@@ -439,8 +419,6 @@ def _pool_advice(groups: list[dict[str, Any]], kept_back: bool) -> tuple[Note, .
 
 # ---- Limits ------------------------------------------------------------------------------
 
-# Causes in the size of things: of the request, of the device, of what others leave of it.
-
 # What CUDA's context and its libraries take of a large device in every process, whatever
 # the program does: 520 to 620 MiB on an H200, and up to 750 MiB where cuBLAS has run.
 _CONTEXT = 640 << 20
@@ -483,11 +461,11 @@ def unreasonable_request(case: Case) -> Verdict | None:
 
 def _has_succeeded(case: Case) -> bool:
     """Whether the same line got less before, in rounds that ended: a larger input, no mistake."""
-    timeline, event = case.timeline, case.failure.event
-    if timeline is None or event is None or case.rounds is None:
+    event = case.failure.event
+    if event is None or case.rounds is None:
         return False
-    rows, asks = timeline.allocations, timeline.events.codes("stack")[event]
-    pairs = zip(rows.codes("alloc_event"), rows.codes("stack"), strict=True)
+    asks = case.timeline.events.codes("stack")[event]
+    pairs = zip(*case.columns("alloc_event", "stack"), strict=True)
     return any(stack == asks and made < case.rounds.begins[-1] for made, stack in pairs)
 
 
@@ -620,8 +598,6 @@ def process_cap(case: Case, trials: Trials) -> Verdict | None:
 
 # ---- Piled -------------------------------------------------------------------------------
 
-# Causes that grow from step to step: a leak, a cache that is made anew a little larger.
-
 
 def _kept(
     kind: str,
@@ -647,33 +623,23 @@ def leak(case: Case) -> Verdict | None:
         f"leak: {format_bytes(growth.piled_up)} piled up over {_over(growth)} "
         f"({format_bytes(growth.bytes_per_step)} each)"
     )
-    advice, remedy = _leak_advice(case, growth)
-    return _kept(
-        "leak",
-        case,
-        growth.addresses,
-        growth.bytes,
-        _evidence(case, growth),
-        advice,
-        message,
-        remedy,
-    )
+    return _of_growth("leak", case, growth, message, *_leak_advice(case, growth))
 
 
 def young_pile(case: Case, bill: Bill) -> Verdict | None:
     """What piled up in too few steps for a trend: lines of the bill that rose in most of them."""
-    timeline, rounds = case.timeline, case.rounds
+    rounds = case.rounds
     lines = [one for one in bill.lines if one.piled_up]
     nbytes = sum(one.piled_up for one in lines)
-    if timeline is None or rounds is None or case.growth is not None or not bill.rounds:
+    if rounds is None or not bill.rounds:
         return None
     if len(rounds.begins) > FEWEST:
         # Enough of them for `growth_of`, which found that it does not last.
         return None
     if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
         return None
-    rows, begins = timeline.allocations, rounds.begins
-    made, stacks, at = (rows.codes(name) for name in ("alloc_event", "stack", "address"))
+    begins = rounds.begins
+    made, stacks, at = case.columns("alloc_event", "stack", "address")
     # Stacks of which something outlived the round after its own; the first round makes what stays.
     lasting = {stacks[row] for row in case.live_rows if begins[1] <= made[row] < begins[-2]}
     kept = [
@@ -698,12 +664,11 @@ def young_pile(case: Case, bill: Bill) -> Verdict | None:
 def left_behind(case: Case) -> Verdict | None:
     """What is there of earlier steps at lines whose blocks go, as a rule, with the step that made
     them: now and then something keeps those of one step."""
-    timeline, rounds = case.timeline, case.rounds
-    if timeline is None or rounds is None or len(rounds.begins) <= FEWEST:
+    rounds, frames = case.rounds, case.snap.stacks
+    if rounds is None or len(rounds.begins) <= FEWEST:
         return None
-    rows, frames = timeline.allocations, case.snap.stacks
-    made, stacks, sizes, at = map(rows.codes, ("alloc_event", "stack", "size", "address"))
-    kept = _left_rows(case, timeline, rounds.begins)
+    made, stacks, sizes, at = case.columns("alloc_event", "stack", "size", "address")
+    kept = _left_rows(case, rounds.begins)
     nbytes = sum(sizes[row] for row in kept)
     if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
         return None
@@ -724,15 +689,14 @@ def left_behind(case: Case) -> Verdict | None:
     return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
 
 
-def _left_rows(case: Case, timeline: Timeline, begins: Sequence[int]) -> list[int]:
+def _left_rows(case: Case, begins: Sequence[int]) -> list[int]:
     """The allocations in use that are older than the step before the failing one, of stacks most
     of whose blocks are freed by the end of the step after theirs.
 
     What a stack makes in the first step that runs it counts for nothing: in many programs it
     stays, as a workspace does.
     """
-    rows = timeline.allocations
-    made, freed, stacks = map(rows.codes, ("alloc_event", "free_event", "stack"))
+    made, freed, stacks = case.columns("alloc_event", "free_event", "stack")
     first, last = bisect_left(made, begins[0]), bisect_left(made, begins[-2])
     began: dict[int, int] = {}
     goes: Counter[int] = Counter()
@@ -763,18 +727,9 @@ def cache_growth(case: Case) -> Verdict | None:
         f"{what} grows: {format_bytes(growth.bytes)} after {_over(growth)}, "
         f"{format_bytes(growth.bytes_per_step)} more each time"
     )
-    advice = notes or _bound(case, grower)
     remedy = Remedy("release", place=first, callers=grower.callers)
-    return _kept(
-        "cache_growth",
-        case,
-        growth.addresses,
-        growth.bytes,
-        _evidence(case, growth),
-        advice,
-        message,
-        remedy,
-    )
+    advice = notes or _bound(case, grower)
+    return _of_growth("cache_growth", case, growth, message, advice, remedy)
 
 
 def _bound(case: Case, grower: Grower) -> tuple[Note, ...]:
@@ -795,11 +750,10 @@ def made_again(case: Case) -> Verdict | None:
     A round that makes blocks of the same lines and sizes as the newest that makes any has made
     the same model before. Layers and experts that are added one by one are no such round.
     """
-    timeline, rounds = case.timeline, case.rounds
-    if timeline is None or rounds is None:
+    rounds, role = case.rounds, case.timeline.passes.role
+    if rounds is None:
         return None
-    rows, role = timeline.allocations, timeline.passes.role
-    made, sizes, stacks = (rows.codes(name) for name in ("alloc_event", "size", "stack"))
+    made, sizes, stacks, at = case.columns("alloc_event", "size", "stack", "address")
     models: dict[int, list[int]] = {}
     for row in case.live_rows:
         if made[row] >= 0 and role[made[row]] == Role.BUILD:
@@ -819,18 +773,13 @@ def made_again(case: Case) -> Verdict | None:
     if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
         return None
     by_line = grouped((case.snap.stacks[stacks[row]], sizes[row], 1) for row in older)
-    evidence = tuple(
-        Note(f"{format_bytes(size)} in {format_count(count, 'block')} made before by", place)
-        for place, size, count in by_line[:_TOLD]
-    )
     first = by_line[0][0]
-    evidence += _held_by(case, first)
+    evidence = (*_by_line(by_line, "made before by"), *_held_by(case, first))
     advice = (
         _models(case, first),
         Note("what keeps one is often small: a scheduler, a closure, a list of results"),
     )
     message = f"models made before are still there: {format_bytes(nbytes)}"
-    at = rows.codes("address")
     frees, remedy = frozenset(at[row] for row in older), Remedy("release", place=first)
     return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
 
@@ -838,19 +787,12 @@ def made_again(case: Case) -> Verdict | None:
 def kept_by_one(case: Case) -> Verdict | None:
     """Most of what is in use, made block by block by one line, where its holder tells what keeps
     it: a queue that nothing bounds, a cache."""
-    timeline, most = case.timeline, case.holdings[0] if case.holdings else None
-    chain = "" if most is None else case.holder_of(most.place)
+    most, chain = case.largest
     advice = _by_holder(chain)
-    if timeline is None or most is None or not advice or most.count < FEWEST:
+    if not case.has_trace or most is None or not advice or most.count < FEWEST:
         return None
-    if 2 * most.bytes < case.room.allocated:
-        return None
-    at, stacks = (timeline.allocations.codes(name) for name in ("address", "stack"))
-    frees = frozenset(
-        at[row]
-        for row in case.live_rows
-        if stacks[row] != NONE and timeline.places[stacks[row]] == most.place
-    )
+    (at,) = case.columns("address")
+    frees = frozenset(at[row] for row in case.rows_at(most.place))
     what = f"{format_bytes(most.bytes)} in {format_count(most.count, 'block')}"
     message, evidence = f"leak: {what} piled up in {chain}", (Note("made by", most.place),)
     remedy = Remedy("release", place=most.place)
@@ -861,7 +803,11 @@ def kept_exceptions(case: Case, bill: Bill) -> Verdict | None:
     """Exceptions that the program keeps, and with them the frames that they came through: what
     keeps some leads to most of what is in use."""
     chains = [one for line in bill.lines for one in line.holder.split("; ")]
-    kept = [one.partition(" → exception")[0] for one in chains if _keeps_exceptions(one)]
+    kept = [
+        one.partition(" → exception")[0]
+        for one in chains
+        if any(word in one for word in _OF_AN_EXCEPTION)
+    ]
     # A frame alone keeps all that it works on.
     names = dict.fromkeys(one.partition("[")[0] for one in kept)
     keepers = [one for one in names if " → " in one]
@@ -881,15 +827,11 @@ def kept_exceptions(case: Case, bill: Bill) -> Verdict | None:
     return Verdict("leak", nbytes, tuple(evidence), advice, message, True, remedy)
 
 
-def _keeps_exceptions(chain: str) -> bool:
-    return any(word in chain for word in _OF_AN_EXCEPTION)
-
-
 def retry(case: Case) -> Verdict | None:
     """A retry inside of `except`: the exception that is handled keeps the frames of the attempt
     that failed, and what they made: blocks of lines that have run again since."""
     timeline, event = case.timeline, case.failure.event
-    if "OutOfMemory" not in case.facts.handling or timeline is None or event is None:
+    if "OutOfMemory" not in case.facts.handling or event is None:
         return None
     failed = max((at for at in timeline.events.find("action", "oom") if at < event), default=None)
     if failed is None:
@@ -897,9 +839,8 @@ def retry(case: Case) -> Verdict | None:
     begins = [end for _, end in timeline.passes.backward]
     begins += case.rounds.begins if case.rounds is not None and case.rounds.are_steps else ()
     begin = max((at for at in begins if at <= failed), default=0)
-    rows, asked = timeline.allocations, timeline.events.codes("stack")
-    names = ("alloc_event", "size", "address", "stack")
-    made, sizes, at, stacks = (rows.codes(name) for name in names)
+    asked = timeline.events.codes("stack")
+    made, sizes, at, stacks = case.columns("alloc_event", "size", "address", "stack")
     # Of innermost frames, not of stacks: the second attempt is called from elsewhere.
     frames = case.snap.stacks
     again = {frames[stack][:1] for stack in set(asked[failed + 1 : event + 1]) - {NONE}}
@@ -932,9 +873,16 @@ def _over(growth: Growth) -> str:
     return format_count(growth.steps, growth.rounds.unit)
 
 
-def _evidence(case: Case, growth: Growth) -> tuple[Note, ...]:
+def _of_growth(
+    kind: str,
+    case: Case,
+    growth: Growth,
+    message: str,
+    advice: tuple[Note, ...],
+    remedy: Remedy,
+) -> Verdict:
     unit = growth.rounds.unit
-    notes = []
+    notes: list[Note] = []
     for one in growth.growers[:_TOLD]:
         text = f"{format_bytes(one.bytes)} in {format_count(one.count, 'block')}, "
         text += f"{format_bytes(one.bytes_per_step)} more each {unit}, by"
@@ -942,7 +890,8 @@ def _evidence(case: Case, growth: Growth) -> tuple[Note, ...]:
         if one.callers:
             notes.append(Note("called by", one.callers[0]))
         notes += [note for note in _held_by(case, one.place) if note not in notes]
-    return tuple(notes)
+    frees, nbytes = growth.addresses, growth.bytes
+    return _kept(kind, case, frees, nbytes, tuple(notes), advice, message, remedy)
 
 
 def _models(case: Case, place: Place) -> Note:
@@ -961,8 +910,8 @@ def _let_go(case: Case, place: Place, of_modules: bool, chain: str) -> Note:
     """What to do with what is kept: by its holder, which is where to edit, where it is known; else
     by the line that makes it. Activations of a program that trains hang on a graph."""
     text = "drop what is no longer needed, move it to the CPU, or keep numbers (loss.item())"
-    trains = case.timeline is not None and bool(case.timeline.passes.backward)
-    has_graph = of_modules and (trains or case.phase.name == "forward")
+    trains = case.timeline.passes.backward or case.phase.name == "forward"
+    has_graph = of_modules and trains
     if "autograd graph" in chain or (not chain and has_graph):
         text = (
             "keep no graph from step to step: detach() what is kept or handed on, keep numbers "
@@ -1073,11 +1022,6 @@ def _by_holder(held: str) -> tuple[Note, ...]:
     return (Note(f"{text}; held by {held}"),) if text else ()
 
 
-def _is_uncollected(case: Case, place: Place) -> bool:
-    """Whether no name of the program leads to what a line makes, and the collector leaves it."""
-    return dict(case.facts.holders).get(str(place), "").startswith(GARBAGE)
-
-
 def _call_of_modules(stack: Sequence[Frame]) -> Place | None:
     """The program's own line outside of all modules that called the outermost of them."""
     calls = [at for at, frame in enumerate(stack) if frame.name == "_call_impl"]
@@ -1093,16 +1037,8 @@ _ON_WORKSPACES = (
 
 def _are_workspaces(case: Case, place: Place) -> bool:
     """Whether most bytes of a line are in workspaces of cuBLAS or cuDNN, in many of them."""
-    timeline = case.timeline
-    if timeline is None:
-        return False
-    stacks, sizes = map(timeline.allocations.codes, ("stack", "size"))
-    own = [
-        row
-        for row in case.live_rows
-        if stacks[row] != NONE and timeline.places[stacks[row]] == place
-    ]
-    spaces = [row for row in own if timeline.categories.rule(row)[0] == "workspace"]
+    (sizes,), own = case.columns("size"), case.rows_at(place)
+    spaces = [row for row in own if case.timeline.categories.rule(row)[0] == "workspace"]
     held, whole = (sum(sizes[row] for row in rows) for rows in (spaces, own))
     return len(spaces) >= FEWEST and 2 * held > whole
 
@@ -1160,7 +1096,7 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
         )
         return notes, Remedy("release", place=first, callers=grower.callers)
     builder = next((one for one in growth.growers[:_TOLD] if one.builds), None)
-    if builder is not None and _is_uncollected(case, builder.place):
+    if builder is not None and case.said_of(builder.place).startswith(GARBAGE):
         kept = "parameter and gradient keep each other, and no collection frees them"
         notes = (Note(_ON_GRADIENTS), Note(f"{kept}: neutracer.find_autograd_cycles() names them"))
     elif builder is not None:
@@ -1175,8 +1111,6 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
 
 # ---- Repeats -----------------------------------------------------------------------------
 
-# A step that does more of the same: as losses that are summed before one backward pass.
-
 # Of what modules made in the step and is still there, so much at least is of sizes that a step
 # before it made by the same lines: of a longer sequence or a larger batch next to nothing is.
 _SAME = 0.8
@@ -1187,8 +1121,6 @@ _MORE = 1.1
 
 # Steps before the failing one that it is compared with.
 _COMPARED = 8
-
-_COLUMNS = ("alloc_event", "stack", "size")
 
 
 @dataclass(frozen=True)
@@ -1205,15 +1137,17 @@ def repeats_of(case: Case) -> Repeats | None:
     """Of a program that trains: what modules made in the failing step more often than in any of
     those before it, each time as much, and was kept for the backward pass."""
     timeline, rounds = case.timeline, case.rounds
-    if timeline is None or rounds is None or not timeline.passes.backward:
+    if rounds is None or not timeline.passes.backward:
         return None
     *earlier, last = rounds.begins[-_COMPARED - 1 :]
-    held = _held(case, timeline, last)
-    before = _most_before(timeline, [*earlier, last])
+    held = _held(case, last)
+    before: Counter[tuple[int, int]] = Counter()
+    for begin, end in pairwise([*earlier, last]):
+        before |= _made(case, begin, end)
     same = [what for what in held if what in before]
     if not same or _bytes(held, same) < _SAME * _bytes(held, held):
         return None
-    times = _bytes(_made(timeline, last, case.at + 1), same) / _bytes(before, same)
+    times = _bytes(_made(case, last, case.at + 1), same) / _bytes(before, same)
     if times < _MORE:
         return None
     stack, _ = max(same, key=lambda what: what[1] * held[what])
@@ -1229,9 +1163,9 @@ def _bytes(counts: Counter[tuple[int, int]], of: Iterable[tuple[int, int]]) -> i
     return sum(size * counts[stack, size] for stack, size in of)
 
 
-def _held(case: Case, timeline: Timeline, begin: int) -> Counter[tuple[int, int]]:
+def _held(case: Case, begin: int) -> Counter[tuple[int, int]]:
     """How many blocks modules made from an event on that are still there, by stack and size."""
-    made, stacks, sizes = (timeline.allocations.codes(name) for name in _COLUMNS)
+    made, stacks, sizes = case.columns("alloc_event", "stack", "size")
     held = Counter((stacks[row], sizes[row]) for row in case.live_rows if made[row] >= begin)
     roles = {stack: role_of(case.snap.stacks[stack]) for stack, _ in held if stack != NONE}
     return Counter(
@@ -1239,24 +1173,14 @@ def _held(case: Case, timeline: Timeline, begin: int) -> Counter[tuple[int, int]
     )
 
 
-def _most_before(timeline: Timeline, begins: Sequence[int]) -> Counter[tuple[int, int]]:
-    """How many a step made of each stack and size, the one that made most of them."""
-    most: Counter[tuple[int, int]] = Counter()
-    for begin, end in pairwise(begins):
-        most |= _made(timeline, begin, end)
-    return most
-
-
-def _made(timeline: Timeline, begin: int, end: int) -> Counter[tuple[int, int]]:
+def _made(case: Case, begin: int, end: int) -> Counter[tuple[int, int]]:
     """How many blocks were made from an event on and before another, by stack and size."""
-    made, stacks, sizes = (timeline.allocations.codes(name) for name in _COLUMNS)
+    made, stacks, sizes = case.columns("alloc_event", "stack", "size")
     rows = range(bisect_left(made, begin), bisect_left(made, end))
     return Counter((stacks[row], sizes[row]) for row in rows)
 
 
 # ---- Capacity ----------------------------------------------------------------------------
-
-# The program needs more than there is: by how much, for what, and what to make smaller.
 
 # A category with less than this share of what is in use is not told.
 _TOLD_SHARE = 0.1
@@ -1347,7 +1271,13 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
         often = f"{repeats.times:.1f} times as often as any {demand.unit} before it, it ran"
         evidence.append(Note(often, repeats.place))
     elif repeats is not None:
-        advice = (*_of_parts(repeats, demand.unit), advice[0], *advice[2:])
+        text = (
+            "call backward() on the loss of each part, not on the sum of all: "
+            f"{repeats.times:.1f} times as often as in any {demand.unit} before it, this is kept "
+            "for the backward pass:"
+        )
+        parts = "where the parts are of one long sequence, cut it (truncated backpropagation)"
+        advice = (Note(text, repeats.place), Note(parts), advice[0], *advice[2:])
         remedy = Remedy("release", place=repeats.place, callers=repeats.callers)
     missing = max(demand.floor + demand.expected - case.usable, case.failure.size)
     return Verdict(
@@ -1360,15 +1290,6 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
         remedy,
         finishes=share.finishes,
     )
-
-
-def _of_parts(repeats: Repeats, unit: str) -> tuple[Note, ...]:
-    text = (
-        f"call backward() on the loss of each part, not on the sum of all: {repeats.times:.1f} "
-        f"times as often as in any {unit} before it, this is kept for the backward pass:"
-    )
-    parts = "where the parts are of one long sequence, cut it (truncated backpropagation)"
-    return (Note(text, repeats.place), Note(parts))
 
 
 @dataclass(frozen=True)
@@ -1423,8 +1344,8 @@ def new_holder(case: Case, trials: Trials) -> Verdict | None:
 def _new_call(case: Case, holders: Sequence[_New]) -> Place | None:
     """The line that is calling all that made them, and the request, and that no step before the
     failing one ran."""
-    timeline, rounds = case.timeline, case.rounds
-    if timeline is None or rounds is None or not case.stack:
+    rounds = case.rounds
+    if rounds is None or not case.stack:
         return None
     stacks = [case.stack[::-1], *(one.stack[::-1] for one in holders)]
     alike = takewhile(lambda frames: len(set(frames)) == 1, zip(*stacks, strict=False))
@@ -1433,8 +1354,7 @@ def _new_call(case: Case, holders: Sequence[_New]) -> Place | None:
     if len(shared) == min(map(len, stacks)):
         # The line itself makes it, and calls nothing.
         return None
-    rows = timeline.allocations
-    made, codes = rows.codes("alloc_event"), rows.codes("stack")
+    made, codes = case.columns("alloc_event", "stack")
     earlier = set(codes[: bisect_left(made, rounds.begins[-1])]) - {NONE}
     if not own or any(own[-1] in case.snap.stacks[code] for code in earlier):
         return None
@@ -1484,14 +1404,14 @@ def _in_place(case: Case) -> tuple[Note, ...]:
     the program's own line that no graph needs."""
     size = case.failure.size
     is_own_line = bool(case.stack) and is_own(case.stack[0]) and not _call_of_modules(case.stack)
-    if case.timeline is None or not is_own_line or size < _LARGE_PART * case.usable:
+    if not case.has_trace or not is_own_line or size < _LARGE_PART * case.usable:
         return ()
-    sizes = case.timeline.allocations.codes("size")
+    (sizes,) = case.columns("size")
     if any(sizes[row] == size for row in _rows_of(case, "activation")):
         return ()
     text = "write the result over it (mul_(), div_(), out=), or do it in pieces:"
     held = next((one.bytes for one in case.holdings if one.place == case.place), 0)
-    passing = dict(case.facts.holders).get(str(case.place), "").startswith(IN_USE)
+    passing = case.said_of(case.place).startswith(IN_USE)
     if passing and 2 * held >= size:
         return (Note(f"the line makes it from another that is as large: {text}", case.place),)
     for name, shape, dtype in _frame_tensors(case):
@@ -1536,17 +1456,17 @@ def _broadcast_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int
 
 def _new_holders(case: Case) -> list[_New]:
     """Lines of which no step before the failing one has an allocation, the most bytes first."""
-    timeline, rounds = case.timeline, case.rounds
-    if timeline is None or rounds is None or case.failure.event is None:
+    rounds = case.rounds
+    if rounds is None or case.failure.event is None:
         return []
-    begin, rows = rounds.begins[-1], timeline.allocations
-    sizes, made, of_row = (rows.codes(name) for name in ("size", "alloc_event", "stack"))
+    begin = rounds.begins[-1]
+    sizes, made, of_row = case.columns("size", "alloc_event", "stack")
     seen = {stack for stack, event in zip(of_row, made, strict=True) if event < begin}
     held: Counter[int] = Counter()
     for row in case.live_rows:
         if made[row] >= begin:
             held[of_row[row]] += sizes[row]
-    stacks = timeline.events.codes("stack")
+    stacks = case.timeline.events.codes("stack")
     held[stacks[case.failure.event]] += case.failure.size
     found = []
     for stack, nbytes in held.most_common():
@@ -1595,10 +1515,9 @@ def _first_update(case: Case) -> tuple[int, int] | None:
     """Where the first step of an optimizer, in which it failed, makes the first of its state, and
     how many bytes of that are there; None: it failed elsewhere."""
     timeline = case.timeline
-    if timeline is None or role_of(case.stack) not in (Role.STATE, Role.OPTIMIZER):
+    if not case.has_trace or role_of(case.stack) not in (Role.STATE, Role.OPTIMIZER):
         return None
-    rows, role = timeline.allocations, timeline.passes.role
-    sizes, made = rows.codes("size"), rows.codes("alloc_event")
+    role, (sizes, made) = timeline.passes.role, case.columns("size", "alloc_event")
     makes = [row for row in case.live_rows if made[row] >= 0 and role[made[row]] == Role.STATE]
     first = min((made[row] for row in makes), default=case.at)
     # The state of a second optimizer, or of parameters added later, follows other steps.
@@ -1616,7 +1535,7 @@ def first_state(case: Case) -> Verdict | None:
     leaves room for the state, the state is not the cause.
     """
     update = _first_update(case)
-    if update is None or case.timeline is None:
+    if update is None:
         return None
     first, state = update
     most = max(case.timeline.allocated[:first], default=0)
@@ -1783,10 +1702,7 @@ def _of_request(case: Case) -> tuple[Note, ...]:
 
 def _signature_of_most(case: Case) -> str:
     """The same for stacks that hold more than half of what is in use."""
-    if case.timeline is None:
-        return ""
-    rows, frames = case.timeline.allocations, case.snap.stacks
-    stacks, sizes = rows.codes("stack"), rows.codes("size")
+    frames, (stacks, sizes) = case.snap.stacks, case.columns("stack", "size")
     by_stack: Counter[int] = Counter()
     for row in case.live_rows:
         by_stack[stacks[row]] += sizes[row]
@@ -1832,9 +1748,13 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
                  f"{format_bytes(budget.device_free)} were free; the file does not say what others "
                  "had: give capacity= (--capacity), or see nvidia-smi.")
         )  # fmt: skip
+    share = _Share.of(case, trials)
+    smaller = []
+    if share.finishes and case.rounds is not None:
+        smaller = [Note(f"make the {case.rounds.unit} smaller: {share.text}")]
     advice = [
         *_broadcast(case), *_in_place(case),
-        *_weights_again(case), *largest, *_without_graph(case), *_smaller(case, trials), *advice
+        *_weights_again(case), *largest, *_without_graph(case), *smaller, *advice
     ]  # fmt: skip
     known_cure = _of_library(case, case.stack) or _signature_of_most(case)
     if known_cure:
@@ -1848,10 +1768,10 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
 
 def _without_graph(case: Case) -> tuple[Note, ...]:
     """To switch autograd off in a program whose rounds end without a backward pass."""
-    timeline, rounds = case.timeline, case.rounds
-    if timeline is None or rounds is None or len(rounds.begins) < FEWEST:
+    rounds = case.rounds
+    if rounds is None or len(rounds.begins) < FEWEST:
         return ()
-    if timeline.passes.backward or case.phase.name != "forward":
+    if case.timeline.passes.backward or case.phase.name != "forward":
         return ()
     text = "run it under torch.inference_mode(), or no_grad(): its graph keeps activations, and"
     return (Note(f"{text} no {rounds.unit} has a backward pass"),)
@@ -1860,9 +1780,8 @@ def _without_graph(case: Case) -> tuple[Note, ...]:
 def _largest(case: Case) -> tuple[Note, ...]:
     """What to do about the line that holds most of what is in use, where a variable does that is
     no part of a model's training."""
-    most = case.holdings[0] if case.holdings else None
-    chain = "" if most is None else case.holder_of(most.place)
-    if most is None or not chain or 2 * most.bytes < case.room.allocated:
+    most, chain = case.largest
+    if most is None or not chain:
         return ()
     if "autograd graph" in chain or next(iter(case.categories), "") in _OF_A_MODEL:
         return ()
@@ -1871,17 +1790,9 @@ def _largest(case: Case) -> tuple[Note, ...]:
     return (Note(text),)
 
 
-def _smaller(case: Case, trials: Trials) -> tuple[Note, ...]:
-    """How much smaller a round has to be, where that was replayed."""
-    share = _Share.of(case, trials)
-    if not share.finishes or case.rounds is None:
-        return ()
-    return (Note(f"make the {case.rounds.unit} smaller: {share.text}"),)
-
-
 def _has_several_each(case: Case, gradients: int) -> bool:
     """Whether gradients are more than one for each parameter: then the batch decides."""
-    if case.timeline is None or any(role in case.timeline.passes.role for role in _SHARDED):
+    if any(role in case.timeline.passes.role for role in _SHARDED):
         # Of a sharded model a process has a part of the parameters, and for a while all gradients.
         return False
     parameters = case.categories.get("parameter", 0) + case.categories.get("unknown", 0)
@@ -1917,13 +1828,12 @@ def _held_twice(case: Case) -> _Twice | None:
     """The largest whole copy of what another line holds, block by block: of a program that only
     loads no output of a module, which may well be as large as its input; of one that trains
     parameters, more of which are there than have gradients."""
-    timeline = case.timeline
-    if timeline is None or case.phase.name not in ("loading", "unknown", "optimizer"):
+    if case.phase.name not in ("loading", "unknown", "optimizer"):
         return None
-    trains = bool(timeline.passes.backward)
+    trains = bool(case.timeline.passes.backward)
     if trains != (case.phase.name == "optimizer"):
         return None
-    sizes = _sizes_by_line(timeline, _compared_rows(case, timeline))
+    sizes = _sizes_by_line(case, _compared_rows(case))
     least = LEAST_CURE * case.usable if trains else _TWICE_SHARE * case.room.allocated
     found = [
         _Twice((one, other), (both, int(both * times)))
@@ -1947,16 +1857,15 @@ def _weights_again(case: Case) -> tuple[Note, ...]:
 
     The outputs of PyTorch's own layers may well be as large as their weights.
     """
-    timeline = case.timeline
-    if timeline is None or case.phase.name not in ("forward", "backward"):
+    if case.phase.name not in ("forward", "backward"):
         return ()
-    weights = sum(_sizes_by_line(timeline, _rows_of(case, "parameter")).values(), Counter[int]())
-    stacks, frames = timeline.allocations.codes("stack"), case.snap.stacks
+    weights = sum(_sizes_by_line(case, _rows_of(case, "parameter")).values(), Counter[int]())
+    (stacks,), frames = case.columns("stack"), case.snap.stacks
     made = [row for row in _rows_of(case, "activation") if stacks[row] != NONE]
     own = [row for row in made if not any(map(_is_a_layer, frames[stacks[row]][:1]))]
     copies = {
         place: both
-        for place, sizes in _sizes_by_line(timeline, own).items()
+        for place, sizes in _sizes_by_line(case, own).items()
         if (both := _alike(sizes, weights, 1)) >= LEAST_CURE * case.usable
         and 2 * both >= sum(size * count for size, count in sizes.items())
     }
@@ -1977,30 +1886,29 @@ def _is_a_layer(frame: Frame) -> bool:
 
 def _rows_of(case: Case, category: str) -> list[int]:
     """The allocations in use of one category."""
-    assert case.timeline is not None
     codes, wanted = case.timeline.categories.codes, CATEGORIES.index(category)
     return [row for row in case.live_rows if codes[row] == wanted]
 
 
-def _compared_rows(case: Case, timeline: Timeline) -> list[int]:
+def _compared_rows(case: Case) -> list[int]:
     """The allocations in use that `_held_twice` compares."""
-    if timeline.passes.backward:
+    if case.timeline.passes.backward:
         return _rows_of(case, "parameter")
-    stacks = timeline.allocations.codes("stack")
+    (stacks,) = case.columns("stack")
     codes = {stacks[row] for row in case.live_rows} - {NONE}
     roles = {code: role_of(case.snap.stacks[code]) for code in codes}
     return [row for row in case.live_rows if roles.get(stacks[row], Role.MODULE) is not Role.MODULE]
 
 
-def _sizes_by_line(timeline: Timeline, rows: Iterable[int]) -> dict[Place, Counter[int]]:
+def _sizes_by_line(case: Case, rows: Iterable[int]) -> dict[Place, Counter[int]]:
     """By line, the sizes of some allocations as they were requested: the allocator's own have
     remainders. The line of the first row first."""
-    names = ("stack", "size", "requested_size")
-    stacks, blocks, asked = map(timeline.allocations.codes, names)
+    stacks, blocks, asked = case.columns("stack", "size", "requested_size")
     rows = [row for row in rows if stacks[row] != NONE]
     found: dict[Place, Counter[int]] = {}
     for row in rows:
-        found.setdefault(timeline.places[stacks[row]], Counter())[asked[row] or blocks[row]] += 1
+        place = case.timeline.places[stacks[row]]
+        found.setdefault(place, Counter())[asked[row] or blocks[row]] += 1
     return found
 
 
@@ -2029,8 +1937,6 @@ def _free_a_copy(case: Case, twice: _Twice) -> Note:
 
 
 # ---- Tried -------------------------------------------------------------------------------
-
-# How far the program gets with each cause removed: replayed, where the model can.
 
 
 def ranked(trials: Trials, case: Case, verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
@@ -2135,8 +2041,6 @@ def _told(case: Case, trial: Trial) -> tuple[Note, ...]:
 
 # ---- Verdicts ----------------------------------------------------------------------------
 
-# Which causes a failure has, and in which order they are told.
-
 # After an unreasonable request; what is left is a program that needs too much.
 _CAUSES: tuple[Cause, ...] = (
     retry,
@@ -2176,7 +2080,8 @@ def verdicts_of(case: Case, bill: Bill, trials: Trials) -> tuple[Verdict, ...]:
     is_kept = exceptions is not None or any(one.finishes and one.frees for one in first)
     if case.growth is None and not is_kept and _first_update(case) is None:
         needs = new_holder(case, trials) or too_large_a_step(case, trials)
-    if needs is None and not any(_helps(verdict) for verdict in first):
+    # A cause helps if the program gets on without it, as far as anyone can see.
+    if needs is None and not any(one.suffices and one.finishes is not False for one in first):
         needs = too_little(case, trials)
     return first if needs is None else ranked(trials, case, (*found, needs))
 
@@ -2205,8 +2110,3 @@ def looked_at(case: Case) -> tuple[str, ...]:
     known["non_torch"] = case.room.budget.non_torch is not None
     known["process_cap"] = case.room.budget.device_free is not None
     return tuple(kind for kind in KINDS if known[kind])
-
-
-def _helps(verdict: Verdict) -> bool:
-    """Whether the program gets on with this cause removed, as far as anyone can see."""
-    return verdict.suffices and verdict.finishes is not False

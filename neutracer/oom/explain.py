@@ -40,8 +40,6 @@ from neutracer.whatif.settings import asked_bytes, capacity_bytes
 
 # ---- Whole step --------------------------------------------------------------------------
 
-# What the step that failed needs, beside those before it.
-
 
 @dataclass(frozen=True)
 class StepNeeds(PlainRow):
@@ -87,8 +85,6 @@ def step_needs(case: Case) -> StepNeeds | None:
 
 
 # ---- Report ------------------------------------------------------------------------------
-
-# The answer to why it ran out of memory, and how it reads.
 
 # Categories on the page.
 _SHOWN_CATEGORIES = 4
@@ -311,8 +307,6 @@ def _as_what(why: ExplainReport) -> tuple[Table, ...]:
 
 # ---- Explain -----------------------------------------------------------------------------
 
-# Why did it run out of memory? And would so many bytes fit?
-
 # Lines that hold memory in the report; the rest is in `Timeline.holders`.
 _MOST_HOLDINGS = 50
 
@@ -390,7 +384,7 @@ def explained(
 ) -> ExplainReport:
     """`explain` of one device, without the findings on the file itself."""
     notes: list[str] = []
-    timeline = snap.timeline(number) if snap.trace_length(number) else None
+    timeline = snap.timeline(number)
     ooms = _oom_events(timeline)
     if request is not None:
         failure = _asked(snap, number, timeline, event, request)
@@ -411,9 +405,7 @@ def holder_names(
 ) -> tuple[tuple[str, str], ...]:
     """By line of a report's bill, who in this process holds what piled up there."""
     failure = _failed(snap, report.device, report.ooms, report.event, facts)
-    timeline = snap.timeline(report.device) if snap.trace_length(report.device) else None
-    if timeline is None:
-        return ()
+    timeline = snap.timeline(report.device)
     case = _case(snap, report.device, timeline, failure, facts, None, None)
     lines = asked_lines(report.bill)
     return tuple(holders_by_line(timeline, case.live_rows, lines).items())
@@ -430,16 +422,14 @@ def _device(snap: Snapshot, device: int | None, facts: OomFacts) -> int:
     return snap.device(device)
 
 
-def _oom_events(timeline: Timeline | None) -> tuple[int, ...]:
-    if timeline is None or not timeline.facts["oom_count"]:
-        return ()
-    return tuple(timeline.events.find("action", "oom"))
+def _oom_events(timeline: Timeline) -> tuple[int, ...]:
+    return () if not timeline.facts["oom_count"] else tuple(timeline.events.find("action", "oom"))
 
 
 def _asked(
     snap: Snapshot,
     device: int,
-    timeline: Timeline | None,
+    timeline: Timeline,
     event: int | None,
     request: int | str,
 ) -> Failure:
@@ -449,7 +439,7 @@ def _asked(
             "the file lists no segments, so what is free at its end is not known: say after which "
             "event of the trace to ask, with event= (--event)"
         )
-    if event is not None and (timeline is None or not 0 <= event < len(timeline)):
+    if event is not None and not 0 <= event < len(timeline):
         raise ValueError(f"there is no event {event} in the trace")
     size = core.round_size(nbytes, str(snap.settings_in_force["text"]))
     return Failure(None, None, size, happened=False)
@@ -508,7 +498,7 @@ def _of_device(facts: OomFacts) -> OomFacts:
 def _case(
     snap: Snapshot,
     device: int,
-    timeline: Timeline | None,
+    timeline: Timeline,
     failure: Failure,
     facts: OomFacts,
     capacity: int | None,
@@ -516,9 +506,10 @@ def _case(
 ) -> Case:
     at = failure.event if failure.event is not None else event
     layout: Layout | None = None
-    if timeline is not None and at is not None:
-        layout = timeline.at(at)
-    reserved = _reserved(snap, device, timeline, at)
+    if at is not None:
+        layout, reserved = timeline.at(at), int(timeline.reserved[at])
+    else:
+        reserved = snap.memory_stats(device)["reserved_bytes.all.current"]
     budget = budget_of(snap, device, failure, reserved, facts, capacity)
     room = Room(snap, device, failure, layout, budget)
     stack = failure.stack or tuple(Frame(*frame) for frame in facts.stack)
@@ -529,15 +520,9 @@ def _case(
     return Case(snap, timeline, room, facts, phase, place, at, stack)
 
 
-def _reserved(snap: Snapshot, device: int, timeline: Timeline | None, at: int | None) -> int:
-    if timeline is not None and at is not None:
-        return int(timeline.reserved[at])
-    return snap.memory_stats(device)["reserved_bytes.all.current"]
-
-
 def _notes(snap: Snapshot, case: Case) -> list[str]:
     notes, failure, budget = [], case.failure, case.room.budget
-    if case.timeline is None:
+    if not case.has_trace:
         notes.append("No history was recorded: who holds what, and since when, is not known.")
     elif snap.history_overflowed(case.room.device):
         notes.append("The ring of events wrapped: what came before its first event is not known.")
@@ -616,5 +601,5 @@ def _report(
         trials=trials,
         notes=tuple(notes),
         findings=tuple(findings),
-        _events=0 if case.timeline is None else len(case.timeline),
+        _events=len(case.timeline),
     )

@@ -16,8 +16,6 @@ from neutracer.whatif.settings import roundest
 
 # ---- Facts -------------------------------------------------------------------------------
 
-# What is known of an out-of-memory error beside its snapshot.
-
 _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 #: A size in one of PyTorch's messages, for `size_of`.
 SIZE_PATTERN = r"([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)"
@@ -38,18 +36,6 @@ _IN_MESSAGE = {
 }
 _OTHERS = re.compile(rf"Process \d+ has {SIZE_PATTERN} memory in use")
 _DEVICE = re.compile(r"\b(?:GPU|on device) (\d+)\b")
-
-_COUNTS = (
-    "device",
-    "segment_bytes",
-    "limit_bytes",
-    "device_total_bytes",
-    "device_free_bytes",
-    "process_bytes",
-    "others_bytes",
-    "garbage_bytes",
-    "time_us",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +93,7 @@ class OomFacts:
     is_rounded: bool = False
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
+        for name in _fields("int | None"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise TypeError(
@@ -149,11 +135,13 @@ class OomFacts:
         """
         if not isinstance(plain, Mapping) or plain.get("schema") != OOM_SCHEMA:
             raise ValueError(f"facts of an out-of-memory error have the schema {OOM_SCHEMA!r}")
-        found: dict[str, Any] = {n: plain[n] for n in _COUNTS if _is_count(plain.get(n))}
-        for name in ("collects", "grad_enabled", "raised", "is_rounded"):
+        found: dict[str, Any] = {
+            name: plain[name] for name in _fields("int | None") if _is_count(plain.get(name))
+        }
+        for name in _fields("bool | None", "bool"):
             if isinstance(plain.get(name), bool):
                 found[name] = plain[name]
-        for name in ("message", "handling"):
+        for name in _fields("str"):
             found[name] = plain[name] if isinstance(plain.get(name), str) else ""
         found["holders"] = tuple(
             (pair[0], pair[1])
@@ -181,7 +169,7 @@ class OomFacts:
             value = getattr(self, field.name)
             if value is not None and value != () and value != "" and value is not False:
                 plain[field.name] = [*value] if isinstance(value, tuple) else value
-        for name in ("collects", "grad_enabled", "raised"):
+        for name in _fields("bool | None"):
             if getattr(self, name) is not None:
                 plain[name] = getattr(self, name)
         plain["stack"] = [list(frame) for frame in self.stack]
@@ -194,7 +182,7 @@ class OomFacts:
         said = OomFacts.from_message(self.message)
         missing = {
             name: getattr(said, name)
-            for name in _COUNTS
+            for name in _fields("int | None")
             if getattr(self, name) is None and getattr(said, name) is not None
         }
         return replace(self, is_rounded=True, **missing) if missing else self
@@ -209,6 +197,11 @@ class OomFacts:
         unit = max(size for size in _UNITS.values() if size <= max(self.segment_bytes, 1))
         slack = unit // 100 if self.is_rounded else 0
         return abs(self.segment_bytes - segment_bytes) <= slack
+
+
+def _fields(*types: str) -> tuple[str, ...]:
+    """The names of the facts of some types, as their annotations are written."""
+    return tuple(one.name for one in fields(OomFacts) if one.type in types)
 
 
 def _bytes_of(match: re.Match[str]) -> int:
@@ -263,8 +256,6 @@ def with_room(facts: OomFacts, room: DeviceRoom | None) -> OomFacts:
 
 
 # ---- Budget ------------------------------------------------------------------------------
-
-# A request that failed, and what its process could still have taken of the device.
 
 #: Bytes of a segment of small blocks, and the unit of segments of large ones.
 UNIT = 2 << 20

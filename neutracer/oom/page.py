@@ -21,8 +21,6 @@ from neutracer.units import format_bytes, format_duration_us
 
 # ---- Page --------------------------------------------------------------------------------
 
-# One out-of-memory error as it was written down when it happened.
-
 # Frames and tensors of the page; the JSON has all.
 _SHOWN_FRAMES = 8
 _SHOWN_TENSORS = 6
@@ -140,8 +138,6 @@ def _running(facts: dict[str, Any]) -> list[tuple[str, Cell]]:
 
 
 # ---- Notebook ----------------------------------------------------------------------------
-
-# After an error in a notebook: what its traceback and the outputs still hold.
 
 _LOGGER = logging.getLogger("neutracer")
 

@@ -22,8 +22,6 @@ from neutracer.units import format_share
 
 # ---- Rounds ------------------------------------------------------------------------------
 
-# The steps of a program up to a failure, or the rounds of what repeats in it.
-
 #: Fewer steps say nothing of what comes again in each.
 FEWEST = 5
 
@@ -68,13 +66,8 @@ def rounds_before(timeline: Timeline, event: int) -> Rounds | None:
     pass is longer than a step, the program does something else there, and the rounds of that are
     taken.
 
-    Args:
-        timeline: Of the device.
-        event: The event.
-
-    Returns:
-        The rounds; None where there are fewer than `FEWEST`, unless they are steps and the last
-        goes on like those before it.
+    None where there are fewer than `FEWEST`, unless they are steps and the last goes on like those
+    before it.
     """
     begins = _steps(timeline, event)
     if len(begins) >= FEWEST:
@@ -217,8 +210,6 @@ def _repeat(timeline: Timeline, begins: Sequence[int]) -> bool:
 
 # ---- Kept graph --------------------------------------------------------------------------
 
-# Backward passes whose own graph is kept, as backward(create_graph=True) does.
-
 # A pass leaves one gradient for each parameter behind, which take as much as these do; a tenth for
 # what the allocator rounds up. With a graph it was 4 to 290 times as much, in models of linear
 # layers, convolutions and attention.
@@ -243,12 +234,6 @@ class _Pass:
     kept: int = 0
     freed: int = 0
 
-    @property
-    def keeps_forward(self) -> bool:
-        """Whether some of it is still there, and no backward pass freed any: a graph that is kept
-        keeps what it saved."""
-        return self.made > 0 and not self.freed and self.kept >= _FORWARD * self.made
-
 
 @dataclass
 class _Step:
@@ -256,11 +241,6 @@ class _Step:
 
     kept: Counter[int] = field(default_factory=Counter)
     passes: defaultdict[int, _Pass] = field(default_factory=lambda: defaultdict(_Pass))
-
-    def can_be_judged(self, parameters: int) -> bool:
-        """Whether it ran forward and backward, and it is known what one gradient for each
-        parameter takes."""
-        return bool(self.passes) and (self.kept[Role.BUILD] or parameters) > 0
 
     def keeps_graph(self, parameters: int) -> bool:
         """Whether it left more than one gradient for each parameter behind, and one of its
@@ -271,7 +251,11 @@ class _Step:
         """
         one_each = self.kept[Role.BUILD] or parameters
         keeps_more = self.kept[Role.BACKWARD] > _MORE * one_each
-        return keeps_more and any(one.keeps_forward for one in self.passes.values())
+        # A graph that is kept keeps what it saved, and no backward pass freed any of it.
+        return keeps_more and any(
+            one.made > 0 and not one.freed and one.kept >= _FORWARD * one.made
+            for one in self.passes.values()
+        )
 
 
 class _Passes:
@@ -306,14 +290,7 @@ class _Passes:
 
 def graph_keeper(snap: Snapshot, timeline: Timeline, rounds: Rounds, event: int) -> Place | None:
     """The line whose backward passes leave more behind than a gradient for each parameter, and
-    the forward passes before them; None where none does, or where it can't be told.
-
-    Args:
-        snap: The snapshot.
-        timeline: Of the device.
-        rounds: The steps up to the event.
-        event: The event that is asked about.
-    """
+    the forward passes before them; None where none does, or where it can't be told."""
     role, rows, begins = timeline.passes.role, timeline.allocations, rounds.begins
     if not timeline.passes.backward:
         return None
@@ -336,7 +313,9 @@ def graph_keeper(snap: Snapshot, timeline: Timeline, rounds: Rounds, event: int)
             one.kept += size * is_kept
             one.freed += size * (freed < begins[number] and passes.frees(at, freed))
     parameters = _parameters(timeline, begins[0])
-    votes = [one.keeps_graph(parameters) for one in steps if one.can_be_judged(parameters)]
+    # Of steps that ran forward and backward, where it is known what one gradient for each takes.
+    judged = [one for one in steps if one.passes and (one.kept[Role.BUILD] or parameters) > 0]
+    votes = [one.keeps_graph(parameters) for one in judged]
     # The last of the fewest steps is the one that failed, which says nothing.
     if len(votes) < FEWEST - 1 or sum(votes) < _STEPS * len(votes):
         return None
@@ -368,8 +347,6 @@ def _caller(snap: Snapshot, timeline: Timeline, backward: list[tuple[int, int]])
 
 
 # ---- Growth ------------------------------------------------------------------------------
-
-# What a program had piled up, step after step, when it ran out of memory.
 
 # A saw-tooth needs at least this many steps; without steps the trace is cut into parts.
 _FEWEST_TEETH = 12
@@ -500,19 +477,12 @@ def growth_of(
     *,
     since_fall: bool = False,
 ) -> Growth | None:
-    """Of which stacks more was in use at the beginning of each step, and still is.
+    """Of which stacks more was in use at the beginning of each step up to an event, and still is.
 
     Args:
-        snap: The snapshot.
-        timeline: Of the device.
-        rounds: Its steps up to the event; None: there are too few.
-        event: The event that is asked about.
         since_fall: Whether to look too for what is let go of now and then and has piled up since,
             as a list that is kept until an epoch ends. Garbage does so as well: only where it is
             known what that holds.
-
-    Returns:
-        The growth, or None where there is none.
     """
     if rounds is None:
         return None
@@ -711,8 +681,6 @@ def saw_tooth(timeline: Timeline, event: int) -> SawTooth | None:
 
 # ---- Demand ------------------------------------------------------------------------------
 
-# What the steps of a program needed, and what the one that failed needs if it is to end.
-
 # Steps before the failing one that it is compared with.
 _COMPARED = 8
 
@@ -828,12 +796,7 @@ def same_points(timeline: Timeline, begins: Sequence[int], event: int) -> dict[i
 
     A step's point is its n-th allocation if the stack of that is the request's, else the n-th one
     of that stack. A step that is longer than the earlier one has that much of its loop still
-    before it.
-
-    Args:
-        timeline: Of the device.
-        begins: Where the steps begin; the last of them is the request's.
-        event: The event of the request.
+    before it. The last of `begins` is of the request's step.
     """
     made, stacks = timeline.events.find("action", "alloc"), timeline.events.codes("stack")
     edges = [bisect_left(made, begin) for begin in begins]
@@ -873,8 +836,6 @@ def _times_as_long(stacks: Sequence[int], own: Sequence[int], other: Sequence[in
 
 
 # ---- Phases ------------------------------------------------------------------------------
-
-# In which phase of a program a request was made: loading, forward, backward and so on.
 
 #: The phases that there are.
 PHASES = ("loading", "forward", "backward", "optimizer", "inference", "unknown")

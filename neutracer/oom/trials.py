@@ -54,8 +54,6 @@ _TIMINGS = (0, 1, 2)
 # What modules make in a forward and a backward pass.
 _OF_A_PASS = (Role.MODULE, Role.SEED, Role.BACKWARD)
 
-_MADE = ("alloc_event", "size", "stack")
-
 # What a program needs of a device is looked for at so many times what its blocks take.
 _MARGINS = (1.0625, 1.125, 1.25, 1.5, 2.0)
 
@@ -150,7 +148,7 @@ class Trials:
 
     def _works(self) -> bool:
         case = self._case
-        if case.failure.event is None or case.timeline is None or case.snap.partial is not None:
+        if case.failure.event is None or case.snap.partial is not None:
             return False
         try:
             works = self._replayer.check.is_exact and not self.run(_AS_IT_IS).passes
@@ -217,7 +215,7 @@ class Trials:
     def _run(self, program: core.Program, change: Change, limit: int, timing: int) -> Trial:
         settings, options = self._options(change, limit, timing)
         found = program.run(settings, **options)
-        failed, count = found["failed_event"], len(self._case.timeline or ())
+        failed, count = found["failed_event"], len(self._case.timeline)
         if failed is not None or change.usable_bytes is not None:
             found = self._of_enough(program, settings, options)
         return Trial(
@@ -285,7 +283,7 @@ class Trials:
         The first round, which makes what stays, only where there is no other.
         """
         case, rounds = self._case, self._case.rounds
-        if rounds is None or case.timeline is None:
+        if rounds is None:
             return None
         begins = rounds.begins
         found = [
@@ -319,7 +317,6 @@ class Trials:
     def _own_requests(self) -> dict[int, list[int]]:
         rounds, timeline = self._case.rounds, self._case.timeline
         assert rounds is not None
-        assert timeline is not None
         own = self._requests(rounds.begins[-1], self._event)
         asks = timeline.events.codes("stack")[self._event]
         own.setdefault(asks, []).append(self._case.failure.size)
@@ -327,9 +324,7 @@ class Trials:
 
     def _requests(self, begin: int, at: int) -> dict[int, list[int]]:
         """By stack, the sizes of what was made from an event up to another."""
-        timeline = self._case.timeline
-        assert timeline is not None
-        made, sizes, stacks = (timeline.allocations.codes(name) for name in _MADE)
+        made, sizes, stacks = self._case.columns("alloc_event", "size", "stack")
         found: defaultdict[int, list[int]] = defaultdict(list)
         for row in range(bisect_left(made, begin), bisect_right(made, at)):
             if stacks[row] != NONE:
@@ -342,7 +337,7 @@ class Trials:
         as much as what that had requested of the nearest size by then, as a gradient has the size
         of what it is of; behind a loop that is longer than there, as many times as that is."""
         like, timeline, rounds = self._like, self._case.timeline, self._case.rounds
-        if like is None or timeline is None or rounds is None:
+        if like is None or rounds is None:
             return None
         number, point, ratio = like
         if max(ratio, point.outruns) <= 1:
@@ -351,7 +346,7 @@ class Trials:
         larger = {a: b / max(a, 1) for a, b in pairs}
         known = sorted(larger)
         stretch, wanted = array("d", bytes(8)) * len(timeline), _codes(_SCALED)
-        made, sizes = (timeline.allocations.codes(name) for name in ("alloc_event", "size"))
+        made, sizes = self._case.columns("alloc_event", "size")
         codes = timeline.categories.codes
         first, end = bisect_right(made, point.event), bisect_left(made, rounds.begins[number + 1])
         for row in range(first, end):
@@ -372,17 +367,15 @@ class Trials:
     def _stays(self) -> bytes:
         """By event, whether its block stays where no round before made its like: what modules
         make goes when their pass ends."""
-        timeline = self._case.timeline
-        assert timeline is not None
         stays = bytes(role not in _OF_A_PASS for role in range(256))
-        return bytes(timeline.passes.role).translate(stays)
+        return bytes(self._case.timeline.passes.role).translate(stays)
 
     @cached_property
     def _slopes(self) -> dict[int, float]:
         """By stack, the bytes that each of its requests grows by from round to round, where
         that rises all along; of what is the same size every time, and varies, none."""
-        timeline, rounds = self._case.timeline, self._case.rounds
-        if timeline is None or rounds is None:
+        rounds = self._case.rounds
+        if rounds is None:
             return {}
         series: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for number, (begin, end) in enumerate(pairwise(rounds.begins)):
@@ -399,12 +392,10 @@ class Trials:
     @cached_property
     def _growth(self) -> array[int] | None:
         """By event, the bytes that its request grows by from round to round."""
-        timeline = self._case.timeline
-        if timeline is None or not self._slopes:
+        if not self._slopes:
             return None
-        growth = array("Q", bytes(8)) * len(timeline)
-        rows = timeline.allocations
-        for event, stack in zip(rows.codes("alloc_event"), rows.codes("stack"), strict=True):
+        growth = array("Q", bytes(8)) * len(self._case.timeline)
+        for event, stack in zip(*self._case.columns("alloc_event", "stack"), strict=True):
             if event >= 0 and stack in self._slopes:
                 growth[event] = int(self._slopes[stack])
         return growth
@@ -425,10 +416,7 @@ class Trials:
         each time.
         """
         case, timeline = self._case, self._case.timeline
-        if timeline is None:
-            return None
-        names = ("alloc_event", "address", "stack")
-        made, at, stacks = map(timeline.allocations.codes, names)
+        made, at, stacks = case.columns("alloc_event", "address", "stack")
         begins = case.rounds.begins if case.rounds is not None else (self._event,)
         rows = [row for row in case.live_rows if at[row] in addresses and made[row] >= 0]
         lasting, codes = _codes(_STATE), timeline.categories.codes
@@ -452,14 +440,18 @@ class Trials:
     def bounded(self, text: str) -> Trial | None:
         """What is made anew, larger or more of it each time, kept as it was at first; None: nothing
         is."""
-        timeline, slopes, growing = self._case.timeline, self._slopes, self._growing
-        if timeline is None or not (slopes or growing):
+        timeline, slopes, growth = self._case.timeline, self._slopes, self._case.growth
+        # The lines of which each round makes more anew.
+        growing: set[Place] = set()
+        if growth is not None and growth.by_size:
+            growing = {one.place for one in growth.growers}
+        if not (slopes or growing):
             return None
         begins = self._case.rounds.begins if self._case.rounds is not None else ()
-        sizes, rows, places = self._sizes, timeline.allocations, timeline.places
+        sizes, places = self._sizes_as_made[:], timeline.places
         first: dict[int, int] = {}
         counts: defaultdict[Place, Counter[int]] = defaultdict(Counter)
-        for event, stack in zip(rows.codes("alloc_event"), rows.codes("stack"), strict=True):
+        for event, stack in zip(*self._case.columns("alloc_event", "stack"), strict=True):
             if event < 0 or stack == NONE:
                 continue
             if stack in slopes:
@@ -474,32 +466,18 @@ class Trials:
         sizes[self._event] = min(first.get(asks, sizes[self._event]), sizes[self._event])
         return self.run(Change(text, "line", sizes=sizes, grows=False))
 
-    @property
-    def _growing(self) -> frozenset[Place]:
-        """The lines of which each round makes more anew."""
-        growth = self._case.growth
-        if growth is None or not growth.by_size:
-            return frozenset()
-        return frozenset(one.place for one in growth.growers)
-
     @cached_property
     def _sizes_as_made(self) -> array[int]:
+        """The bytes of each event's request."""
         timeline = self._case.timeline
-        assert timeline is not None
         sizes = array("Q", bytes(8)) * len(timeline)
-        rows = timeline.allocations
-        asked, blocks = rows.codes("requested_size"), rows.codes("size")
-        for row, event in enumerate(rows.codes("alloc_event")):
+        columns = self._case.columns("alloc_event", "requested_size", "size")
+        for event, asked, block in zip(*columns, strict=True):
             if event >= 0:
-                sizes[event] = asked[row] or blocks[row]
+                sizes[event] = asked or block
         for event in timeline.events.find("action", "oom"):
             sizes[event] = timeline.events[event].size
         return sizes
-
-    @property
-    def _sizes(self) -> array[int]:
-        """The bytes of each event's request; a copy."""
-        return self._sizes_as_made[:]
 
     def share_that_passes(self) -> tuple[float, Trial] | None:
         """A share of the size of a step that passes, a sixteenth below the largest that does: the
@@ -518,20 +496,17 @@ class Trials:
     @cached_property
     def _scaled_events(self) -> dict[int, list[int]]:
         """The requests since the first round whose size is that of a step, by size."""
-        timeline, rounds = self._case.timeline, self._case.rounds
-        assert timeline is not None
+        rounds, codes = self._case.rounds, self._case.timeline.categories.codes
         begin, wanted = 0 if rounds is None else rounds.begins[0], _codes(_SCALED)
-        made = zip(
-            timeline.allocations.codes("alloc_event"), timeline.categories.codes, strict=True
-        )
+        (made,) = self._case.columns("alloc_event")
         found: defaultdict[int, list[int]] = defaultdict(list)
-        for event, code in made:
+        for event, code in zip(made, codes, strict=True):
             if event >= begin and code in wanted:
                 found[self._sizes_as_made[event]].append(event)
         return found
 
     def _scaled(self, part: int) -> Change:
-        case, sizes = self._case, self._sizes
+        case, sizes = self._case, self._sizes_as_made[:]
         for size, events in self._scaled_events.items():
             scaled = max(size * part // PARTS, 1)
             for event in events:
@@ -555,11 +530,8 @@ class Trials:
     def savings(self) -> list[tuple[str, Trial]]:
         """Changes that need no smaller step, as `neutracer.savings` tries them: how to make each,
         and its trial."""
-        timeline = self._case.timeline
-        if timeline is None:
-            return []
         tried = []
-        for wanted in changes_of(self._case.snap, timeline, 1):
+        for wanted in changes_of(self._case.snap, self._case.timeline, 1):
             if wanted.kind.startswith("zero_"):
                 continue
             sizes = wanted.sizes[:]

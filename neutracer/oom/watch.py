@@ -58,8 +58,6 @@ from neutracer.units import format_bytes, format_count
 
 # ---- Moment ------------------------------------------------------------------------------
 
-# What only the process knows at the moment in which it runs out of memory.
-
 # Frames of the stack that are kept, and those that tell one place of a program from another.
 _MOST_FRAMES = 64
 _SITE_FRAMES = 12
@@ -266,8 +264,6 @@ def _tensor_text(name: str, value: object) -> str:
 
 # ---- Write -------------------------------------------------------------------------------
 
-# Writes the files of an out-of-memory error, in bounded time, whatever else goes wrong.
-
 _LOGGER = logging.getLogger("neutracer")
 
 DEFAULT_SECONDS = 10.0
@@ -312,7 +308,9 @@ class _Work:
         self._stem = os.path.join(self._folder, file_stem("oom"))
         self._left_out: list[str] = []
         self._spent: dict[str, float] = {}
-        self._writing = _Writing()
+        # Files written by threads, so that a disk that hangs does not hang the program, and the
+        # files wait for the disk together.
+        self._writing: dict[str, _Ahead] = {}
 
     def done(self) -> OomReport:
         """The report, written."""
@@ -321,7 +319,7 @@ class _Work:
         taken = self._tried("the snapshot", self._take)
         if taken is not None:
             path = f"{self._stem}.pickle"
-            self._writing.add(path, lambda: _write(path, taken))
+            self._writing[path] = _Ahead(lambda: _write(path, taken))
         # The file is read, without the GIL, while the heap is walked, which needs it.
         reading = _Ahead(lambda: _read(taken))
         facts = self._tried("the program's part", lambda: facts_of(told, self._frame))
@@ -341,10 +339,15 @@ class _Work:
         if explained is not None:
             facts, explained = self._with_holders(reading.result(), facts, explained)
         report = self._report(facts, process, explained, with_snapshot=taken is not None)
-        self._writing.add(report.json, lambda: write_text(report.json, report.to_dict()))
-        self._writing.add(report.text, lambda: write_text(report.text, _as_text(report)))
+        self._writing[report.json] = _Ahead(lambda: write_text(report.json, report.to_dict()))
+        text = report.document
+        self._writing[report.text] = _Ahead(lambda: write_text(report.text, render_text(text())))
         waits = time.monotonic()
-        problems = self._writing.finish(self._end - time.monotonic())
+        problems = [
+            f"{os.path.basename(path)}: {problem}"
+            for path, job in self._writing.items()
+            if (problem := job.wait(self._end - time.monotonic()))
+        ]
         self._spent["the files"] = time.monotonic() - waits
         return replace(
             report,
@@ -442,10 +445,6 @@ def _asked(snap: Snapshot, facts: OomFacts) -> ExplainReport:
     return explain(snap, facts=facts, device=facts.device)
 
 
-def _as_text(report: OomReport) -> str:
-    return render_text(report.document())
-
-
 def _write(path: str, taken: bytes | Snapshot) -> None:
     if isinstance(taken, Snapshot):
         taken.save(path)
@@ -455,83 +454,41 @@ def _write(path: str, taken: bytes | Snapshot) -> None:
 
 
 class _Ahead:
-    """A step that another thread makes meanwhile."""
+    """A step that another thread makes meanwhile; this one does where no thread can begin."""
 
     def __init__(self, step: Callable[[], Any]) -> None:
         self._step = step
         self._value: Any = None
         self._error: Exception | None = None
-        self._thread: threading.Thread | None = threading.Thread(target=self._run, daemon=True)
+        self._done = threading.Event()
         try:
-            self._thread.start()
+            threading.Thread(target=self._run, daemon=True).start()
         except RuntimeError:
             # The interpreter is ending, or there are no more threads.
-            self._thread = None
+            self._run()
 
     def _run(self) -> None:
         try:
             self._value = self._step()
         except Exception as error:
             self._error = error
+        self._done.set()
+
+    def wait(self, seconds: float) -> str:
+        """What went wrong with the writing of a file, "" for nothing."""
+        if not self._done.wait(max(seconds, 0.0)):
+            return "still being written"
+        return "" if self._error is None else str(self._error)
 
     def result(self) -> Any:
         """What the step returns, or raises."""
-        if self._thread is None:
-            return self._step()
-        self._thread.join()
+        self._done.wait()
         if self._error is not None:
             raise self._error
         return self._value
 
 
-class _Writing:
-    """Files written by threads, so that a disk that hangs does not hang the program, and the
-    files wait for the disk together."""
-
-    def __init__(self) -> None:
-        self._jobs: list[_Job] = []
-
-    def add(self, path: str, write: Callable[[], object]) -> None:
-        """Have a file written."""
-        self._jobs.append(_Job(path, write))
-
-    def finish(self, seconds: float) -> list[str]:
-        """Wait for what is being written; what went wrong, in words."""
-        end = time.monotonic() + seconds
-        return [problem for job in self._jobs if (problem := job.wait(end - time.monotonic()))]
-
-
-class _Job:
-    """A file that is being written."""
-
-    def __init__(self, path: str, write: Callable[[], object]) -> None:
-        self._name = os.path.basename(path)
-        self._write = write
-        self._problem = ""
-        self._done = threading.Event()
-        try:
-            threading.Thread(target=self._run, daemon=True).start()
-        except RuntimeError:
-            # The interpreter is ending, or there are no more threads: written here.
-            self._run()
-
-    def _run(self) -> None:
-        try:
-            self._write()
-        except Exception as error:
-            self._problem = f"{self._name}: {error}"
-        self._done.set()
-
-    def wait(self, seconds: float) -> str:
-        """What went wrong, "" for nothing."""
-        if not self._done.wait(max(seconds, 0.0)):
-            return f"{self._name}: still being written"
-        return self._problem
-
-
 # ---- Watch -------------------------------------------------------------------------------
-
-# Writes down why memory ran out, before the program hears of it.
 
 DEFAULT_DIRECTORY = "neutracer-oom"
 

@@ -49,11 +49,6 @@ def _parsed(settings: str) -> dict[str, Any]:
         raise SettingsError(f"{bad!r} is half of a character", error.start) from None
 
 
-def takes_share(settings: str) -> bool:
-    """Whether settings limit the process to a share of its device."""
-    return float(_parsed(settings)["per_process_memory_fraction"]) < 1.0
-
-
 def expandable_advice(recorded: str) -> str:
     """The advice to set expandable segments alone, replacing the settings in force.
 
@@ -78,7 +73,7 @@ def version_number(text: str | None) -> int:
 def wanted_settings(settings: tuple[str, ...], is_size_given: bool) -> list[str]:
     """The default and the given settings, each once, in the shortest spelling."""
     wanted = {text: canonical(text) for text in ("", *settings)}
-    shares = [text for text in wanted if takes_share(text)]
+    shares = [text for text in wanted if _parsed(text)["per_process_memory_fraction"] < 1.0]
     if shares and not is_size_given:
         asked = f"{shares[0]!r} asks for a share of the device"
         raise ValueError(f"{asked}: give its size with capacity= (or --capacity)")

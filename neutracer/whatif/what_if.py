@@ -98,12 +98,6 @@ def packing_bound(timeline: Timeline, counts_failed: bool = True) -> Bound:
     return Bound(most, live.index(most) - 1, max(wanted), beyond)
 
 
-def bound_of(replayer: Replayer) -> Bound:
-    """The packing lower bound of the recorded program."""
-    divisions = replayer.snap.settings_in_force["roundup_power2_divisions"]
-    return packing_bound(replayer.timeline, max(divisions) <= 1)
-
-
 # ---- Search ------------------------------------------------------------------------------
 
 OBJECTIVES = ("fit", "reserved", "speed")
@@ -306,7 +300,8 @@ def survey(replayer: Replayer, tried: tuple[str, ...]) -> Survey:
     """Run the program as recorded and under each setting, in parallel."""
 
     def own() -> tuple[Bound, int | None]:
-        bound = bound_of(replayer)
+        divisions = replayer.snap.settings_in_force["roundup_power2_divisions"]
+        bound = packing_bound(replayer.timeline, max(divisions) <= 1)
         return bound, smallest_capacity(replayer, None, bound.with_failed_bytes)
 
     def recorded() -> tuple[Outcome, object]:
@@ -466,8 +461,12 @@ def gain(objective: str, row: Row, recorded: Row) -> tuple[int, str]:
     if objective == "speed":
         calls = f"{format_count(outcome.device_calls)} device calls"
         return saved, f"{name}: {calls} instead of {format_count(before.device_calls)}"
-    less, more = (format_bytes(nbytes) for nbytes in peaks)
-    return saved, f"{name}: peak reserved {less} instead of {more}"
+    return saved, _less_reserved(outcome, before)
+
+
+def _less_reserved(outcome: Outcome, before: Outcome) -> str:
+    less, more = (format_bytes(one.peak_reserved_bytes) for one in (outcome, before))
+    return f"{named(outcome)}: peak reserved {less} instead of {more}"
 
 
 def cost(more: int) -> str:
@@ -843,30 +842,19 @@ def _outcome_findings(
 ) -> tuple[Finding, ...]:
     """Findings on settings that newly fail, and on the one that saves most."""
     found = []
-    trust = Note("replayed: " + check.sentence)
+    trust = (Note("replayed: " + check.sentence),)
     for outcome in outcomes:
         if not outcome.fits and recorded.fits:
             message = f"{named(outcome)}: a request fails that succeeded in the recording"
-            found.append(
-                Finding(
-                    "out_of_memory", Severity.SEVERE, 0, message, (trust,), (), _failed(outcome)
-                )
-            )
+            event = outcome.stopped_event if (outcome.stopped_event or 0) >= 0 else None
+            found.append(Finding("out_of_memory", Severity.SEVERE, 0, message, trust, event=event))
     able = [outcome for outcome in outcomes if outcome.fits or not recorded.fits]
     best = min(able, key=lambda outcome: outcome.peak_reserved_bytes, default=recorded)
     saved = recorded.peak_reserved_bytes - best.peak_reserved_bytes
     if saved > 0 and best.beyond_event is None:
-        message = (
-            f"{named(best)}: peak reserved {format_bytes(best.peak_reserved_bytes)} "
-            f"instead of {format_bytes(recorded.peak_reserved_bytes)}"
-        )
+        message = _less_reserved(best, recorded)
         found.append(Finding("saves_memory", Severity.INFO, saved, message, doubt(check)))
     return ranked(found)
-
-
-def _failed(outcome: Outcome) -> int | None:
-    event = outcome.stopped_event
-    return event if event is not None and event >= 0 else None
 
 
 def open_replayer(
