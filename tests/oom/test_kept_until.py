@@ -143,8 +143,10 @@ def test_graph_that_backward_keeps_is_told_by_its_call(activations_kept: int) ->
     assert advice_of(first) == [
         "the graph of a backward pass is kept, as by backward(create_graph=True), which makes "
         "parameter and gradient keep each other alive: sharpness (work.py:61)",
-        "use torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True), "
-        "or set every parameter's .grad to None after it (model.zero_grad())",
+        "where one step sums the gradients of several backward passes, pass create_graph=True to "
+        "the last alone; else use torch.autograd.grad(..., create_graph=True) in place of "
+        "backward(create_graph=True), or set every parameter's .grad to None after it "
+        "(model.zero_grad())",
     ]
     # Of each of ten steps all but the first gradient.
     assert first.bytes == 10 * (46 + 10 * activations_kept) * MIB
