@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.timeline import Timeline
 from neutracer.trace.uses import NEVER, UNKNOWN
 
-# So many blocks of one stack tell where the next one is used last.
+# So many blocks of one kind tell where the next one is used last.
 _FEW = 2
+
+# The stack that made a block, and its size where that tells kinds apart.
+_Kind = tuple[int, int]
 
 
 def has_uses(timeline: Timeline) -> bool:
@@ -55,25 +58,35 @@ class Lives:
     @cached_property
     def _as_before(self) -> dict[int, int]:
         """The rows that the trace does not free, used last at the stack at which all the others of
-        their stack were, of which there are a few: each with the newest of these."""
+        their stack, or of their stack and size, were: each with the newest of these, of which there
+        are a few. One stack makes several kinds of blocks where an operator casts its arguments."""
         stacks = self.timeline.events.codes("stack").tolist()
-        others: dict[int, list[int]] = defaultdict(list)
-        left = []
-        for row, (made, first) in enumerate(zip(self.made, self.first, strict=True)):
-            if made >= 0 and first != UNKNOWN:
-                if self.is_freed(row):
-                    others[stacks[made]].append(row)
-                else:
-                    left.append(row)
+        sizes = self.timeline.allocations.codes("size").tolist()
+        rows = [
+            row
+            for row, (made, first) in enumerate(zip(self.made, self.first, strict=True))
+            if made >= 0 and first != UNKNOWN
+        ]
+        by_stack = {row: (stacks[self.made[row]], 0) for row in rows}
+        by_size = {row: (stack, sizes[row]) for row, (stack, _) in by_stack.items()}
+        return self._alike(by_size, stacks) | self._alike(by_stack, stacks)
+
+    def _alike(self, kinds: Mapping[int, _Kind], stacks: Sequence[int]) -> dict[int, int]:
+        """The rows of some kinds that the trace does not free, used last where all the others of
+        their kind were: each with the newest of these."""
+        others: dict[_Kind, list[int]] = defaultdict(list)
+        for row, kind in kinds.items():
+            if self.is_freed(row):
+                others[kind].append(row)
+        left = [row for row in kinds if not self.is_freed(row)]
         ends = {
-            stack: {stacks[self.last[row]] for row in others[stack]}
-            for stack in {stacks[self.made[row]] for row in left}
+            kind: {stacks[self.last[row]] for row in others[kind]}
+            for kind in {kinds[row] for row in left}
         }
         return {
-            row: others[stack][-1]
+            row: others[kind][-1]
             for row in left
-            if len(others[stack := stacks[self.made[row]]]) >= _FEW
-            and ends[stack] == {stacks[self.last[row]]}
+            if len(others[kind := kinds[row]]) >= _FEW and ends[kind] == {stacks[self.last[row]]}
         }
 
     def is_freed(self, row: int) -> bool:
