@@ -1484,6 +1484,10 @@ def _other_ways(trials: Trials) -> tuple[Note, ...]:
     return tuple(passing) or (Note("torch.utils.checkpoint keeps fewer activations of it"),)
 
 
+# Of fewer layers of one class than these the others of the model may need as much.
+_FEWEST_LAYERS = 4
+
+
 @dataclass(frozen=True)
 class _Share:
     """The part of a step's size that fits."""
@@ -1508,6 +1512,26 @@ class _Share:
         if demand is not None and demand.steps and demand.largest < demand.expected:
             proved = round(demand.largest / demand.expected, 3)
             return cls(proved, f"{format_share(proved, decimals=0)} of this one has fitted")
+        return cls._by_layers(case)
+
+    @classmethod
+    def _by_layers(cls, case: Case) -> _Share:
+        """By how many of its layers have begun, where no step has ended: an estimate that leaves a
+        sixteenth of the memory to what comes after them."""
+        facts, kept = case.facts, case.categories.get("activation", 0)
+        begun, count = facts.layers_begun or 0, facts.layers_count or 0
+        if case.phase.name == "forward" and min(kept, begun) > 0 and count >= _FEWEST_LAYERS:
+            # Of the layer that has begun a half.
+            needs = kept * count / (begun - 0.5)
+            left = case.usable * (1 - 1 / PARTS) - (case.room.allocated - kept)
+            part = int(PARTS * left / needs) / PARTS
+            if 0 < part < 1:
+                text = (
+                    f"{format_share(part, decimals=0)} of its size should fit: it was in layer "
+                    f"{begun} of {count} ({facts.layers}), and all of them would keep about "
+                    f"{format_bytes(round(needs))}"
+                )
+                return cls(part, text)
         return cls(None, "how much of it fits is not known: no step has ended")
 
 
@@ -1750,8 +1774,9 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
         )  # fmt: skip
     share = _Share.of(case, trials)
     smaller = []
-    if share.finishes and case.rounds is not None:
-        smaller = [Note(f"make the {case.rounds.unit} smaller: {share.text}")]
+    if share.value is not None and (share.finishes or not case.rounds):
+        unit = "step" if case.rounds is None else case.rounds.unit
+        smaller = [Note(f"make the {unit} smaller: {share.text}")]
     advice = [
         *_broadcast(case), *_in_place(case),
         *_weights_again(case), *largest, *_without_graph(case), *smaller, *advice

@@ -61,6 +61,10 @@ class OomFacts:
         time_us: When it was, in microseconds since the epoch.
         stack: The Python stack: file, line and function, innermost first.
         tensors: The tensors of the program's innermost frame: "x: (64, 1024) float32".
+        layers: The longest list of modules of one class whose forward pass it was in:
+            "LlamaModel.layers".
+        layers_begun: How many of them had begun.
+        layers_count: How many there are.
         grad_enabled: Whether autograd recorded in the allocating thread.
         handling: The exception that was being handled then, and where it was raised: a retry
             inside of `except`.
@@ -85,6 +89,9 @@ class OomFacts:
     time_us: int | None = None
     stack: tuple[tuple[str, int, str], ...] = ()
     tensors: tuple[str, ...] = ()
+    layers: str = ""
+    layers_begun: int | None = None
+    layers_count: int | None = None
     grad_enabled: bool | None = None
     handling: str = ""
     holders: tuple[tuple[str, str], ...] = ()

@@ -12,11 +12,12 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import neutracer.hooks.shim as hooks
 from neutracer._native import core
@@ -73,6 +74,8 @@ _LIBRARIES = tuple(
 )
 
 Stack = tuple[tuple[str, int, str], ...]
+
+_T = TypeVar("_T")
 
 
 def asking_frame() -> FrameType | None:
@@ -141,6 +144,7 @@ def facts_of(told: OutOfMemory, frame: FrameType | None) -> OomFacts:
         time_us=told.time_us,
         stack=python_stack(frame or _backward_frame()),
         tensors=_tensors(frame),
+        **_layers(frame),
         grad_enabled=bool(torch.is_grad_enabled()),
         handling=_handling(),
     )
@@ -227,8 +231,11 @@ def _tensors(frame: FrameType | None) -> tuple[str, ...]:
         frame = frame.f_back
     if frame is None:
         return ()
+    return _of_variables(frame, _tensor_texts)
+
+
+def _tensor_texts(variables: dict[str, Any]) -> tuple[str, ...]:
     texts: list[str] = []
-    variables = _variables(frame)
     try:
         for name in list(variables):
             text = _tensor_text(name, variables[name])
@@ -236,13 +243,52 @@ def _tensors(frame: FrameType | None) -> tuple[str, ...]:
                 texts.append(text)
     except (RuntimeError, KeyError):
         # The layout of tensors is not known, or another thread changed a module.
-        return tuple(texts)
+        pass
+    return tuple(texts)
+
+
+def _layers(frame: FrameType | None) -> dict[str, Any]:
+    """The facts of the longest list of modules of one class whose forward pass a frame is in."""
+    nn: Any = sys.modules.get("torch.nn")
+    found: tuple[str, int, int] = ("", 0, 0)
+    inner: Any = None
+    while nn is not None and frame is not None:
+        module = None
+        if frame.f_code.co_varnames[:1] == ("self",):
+            module = _of_variables(frame, lambda variables: variables.get("self"))
+        if module is not inner and issubclass(type(module), nn.Module):
+            if inner is not None:
+                found = max((found, *_lists_with(module, inner)), key=itemgetter(2))
+            inner = module
+        frame = frame.f_back
+    return dict(
+        zip(("layers", "layers_begun", "layers_count"), found, strict=True) if found[0] else ()
+    )
+
+
+def _lists_with(module: Any, inner: Any) -> Iterator[tuple[str, int, int]]:
+    """The lists of modules of one class in a module that have another: the name, how many there
+    are up to it, and how many in all."""
+    nn, name = sys.modules["torch.nn"], type(module).__name__
+    lists = {f"{name}.{attribute}": one for attribute, one in module._modules.items()}
+    for said, one in {name: module, **lists}.items():
+        if isinstance(one, nn.Sequential if one is module else nn.ModuleList):
+            members = list(one._modules.values())
+            begun = next((at for at, member in enumerate(members, 1) if member is inner), 0)
+            if begun and len({type(member) for member in members}) == 1:
+                yield said, begun, len(members)
+
+
+def _of_variables(frame: FrameType, read: Callable[[dict[str, Any]], _T]) -> _T:
+    """What a function reads from a frame's variables, of which nothing is kept."""
+    variables = _variables(frame)
+    try:
+        return read(variables)
     finally:
         # Up to Python 3.12 the frame keeps this dict, and with it the tensors; if it has
         # more holders than these three, the program has it from locals(), and keeps it.
         if variables is not frame.f_globals and sys.getrefcount(variables) <= 3:
             variables.clear()
-    return tuple(texts)
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:

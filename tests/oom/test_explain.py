@@ -169,6 +169,24 @@ def test_what_autograd_keeps_for_untrained_parameters_is_named() -> None:
     assert little.remedy is None or little.remedy.action != "no_grad"
 
 
+def test_first_step_is_made_smaller_by_the_layers_to_come() -> None:
+    recording = full()
+    for _ in range(3):
+        recording.own(200, "forward")
+    recording.oom(150, device_free=0, stack="forward")
+
+    def told(begun: int | None, count: int, grad_enabled: bool = True) -> str:
+        facts = {"layers": "Llama.layers", "layers_begun": begun, "layers_count": count}
+        return words(explained(recording, grad_enabled=grad_enabled, **facts))
+
+    # Twelve layers need 600 / 3.5 * 12 = 2,057 MiB; 800 * 15/16 - 200 = 550 MiB are left for them.
+    assert "make the step smaller: 25 % of its size should fit: it was in layer 4 of 12" in told(
+        4, 12
+    )
+    for other in (told(None, 12), told(4, 12, False), told(2, 3)):
+        assert "should fit" not in other
+
+
 def test_request_as_large_as_its_operand_can_be_made_in_place() -> None:
     recording = full()
     recording.own(400, "cache")

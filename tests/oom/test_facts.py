@@ -62,6 +62,9 @@ def test_facts_survive_json() -> None:
         untrained_addresses=(7,),
         stack=(("train.py", 3, "main"),),
         tensors=("x: (3,) int8",),
+        layers="Llama.layers",
+        layers_begun=3,
+        layers_count=12,
         grad_enabled=False,
         message=NEW,
     )

@@ -384,6 +384,46 @@ def test_variables_are_not_kept_alive():
     assert kept["alive"] is alive
 
 
+def test_facts_say_how_far_a_forward_pass_had_come():
+    torch = pytest.importorskip("torch")
+    facts = []
+
+    class Block(torch.nn.Module):
+        def __init__(self, looks):
+            super().__init__()
+            self.inner = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh())
+            self.looks = looks
+
+        def forward(self, x):
+            if self.looks:
+                facts.append(oom_watch._layers(sys._getframe()))
+            return self.inner(x)
+
+    class Decoder(torch.nn.Module):
+        def __init__(self, count, at):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(Block(number == at) for number in range(count))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    def ran(model):
+        model(torch.ones(1))
+        return facts.pop()
+
+    third = {"layers": "Decoder.blocks", "layers_begun": 3, "layers_count": 6}
+    assert ran(Decoder(6, 2)) == third
+    # The longest list, whichever is the inner one.
+    assert ran(torch.nn.Sequential(*(Decoder(6, at) for at in (6, 2)))) == third
+    outer = torch.nn.Sequential(*(Decoder(1, at) for at in (1, 0, 1)))
+    assert ran(outer) == {"layers": "Sequential", "layers_begun": 2, "layers_count": 3}
+    # Modules of several classes don't need as much each.
+    assert ran(torch.nn.Sequential(Block(True), torch.nn.ReLU())) == {}
+    assert oom_watch._layers(sys._getframe()) == {}
+
+
 def test_garbage_of_other_devices_is_left_out():
     torch = pytest.importorskip("torch")
     from neutracer.heap.cycles import prepare_heap
