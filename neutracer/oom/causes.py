@@ -938,6 +938,11 @@ _ON_GRADIENTS = (
     "(model.zero_grad())"
 )
 
+_ON_LOADED = (
+    "load on the CPU (map_location='cpu'), and drop what was loaded once it is copied: it is there "
+    "beside what it is copied into"
+)
+
 _ON_COPIES = (
     "copy less: copy.deepcopy() takes all that the object holds, what earlier copies put there (a "
     "list, an attribute, a hook, a cache) too: drop or bound that before it is copied"
@@ -988,8 +993,7 @@ _HOLDERS = (
     ),
     (
         re.compile(r"^frame (Unpickler\.load|_?load|_load_\w+) "),
-        "load on the CPU (map_location='cpu'), and drop what was loaded once it is copied: it is "
-        "there beside what it is copied into",
+        _ON_LOADED,
     ),
     (
         # Of the one optimizer that a function or its object has: not of each of many objects.
@@ -1599,9 +1603,9 @@ def too_little(case: Case, trials: Trials) -> Verdict:
         advice.insert(0, Note("load on the CPU, or free this copy first:", place))
         remedy = Remedy("release", place=place)
     total = f" of {format_bytes(budget.total)}" if budget.total else ""
-    message = f"the program needs {format_bytes(missing)} more than the device{total} can give"
+    message = f"the program needs at least {format_bytes(missing)} more than the device{total} has"
     if could >= size and case.is_first_step:
-        message = f"the first step needs more than the device{total} can give"
+        message = f"the first step needs more than the device{total} has"
     return Verdict("capacity", missing, tuple(evidence), tuple(advice), message, True, remedy)
 
 
@@ -1696,11 +1700,21 @@ def _of_library(case: Case, stack: Sequence[Frame]) -> str:
     if text == _ON_METRICS and not _is_read(case, stack):
         return _ON_UNREAD_METRICS
     # All of a solver's steps wait for the first backward pass.
-    paths = [owner_path(frame).replace("\\", "/") for frame in stack]
-    is_solver = any("torchdiffeq/_impl/odeint.py" in path for path in paths)
-    is_adjoint = any("torchdiffeq/_impl/adjoint.py" in path for path in paths)
     waits = case.timeline is not None and not case.timeline.passes.backward
-    return text or (_ON_SOLVERS if is_solver and not is_adjoint and waits else "")
+    return text or (_ON_SOLVERS if waits and _is_solver(stack) else "")
+
+
+def _is_solver(stack: Sequence[Frame]) -> bool:
+    """Whether a solver that keeps the graph of all its steps is on a stack."""
+    paths = [owner_path(frame).replace("\\", "/") for frame in stack]
+    keeps = any("torchdiffeq/_impl/odeint.py" in path for path in paths)
+    return keeps and not any("torchdiffeq/_impl/adjoint.py" in path for path in paths)
+
+
+def _of_asking(case: Case) -> str:
+    """What to change for the library that made the request; "" for others."""
+    is_solver = case.phase.name == "forward" and _is_solver(case.stack)
+    return _of_library(case, case.stack) or (_ON_SOLVERS if is_solver else "")
 
 
 def _is_read(case: Case, stack: Sequence[Frame]) -> bool:
@@ -1720,7 +1734,7 @@ def _is_read(case: Case, stack: Sequence[Frame]) -> bool:
 
 def _of_request(case: Case) -> tuple[Note, ...]:
     """What the request alone tells: the library that made it has a signature, or its size one."""
-    text = _signature(case.stack)
+    text = _of_asking(case)
     return (*((Note(f"{text}:", case.place),) if text else ()), *_broadcast(case))
 
 
@@ -1781,7 +1795,7 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
         *_broadcast(case), *_in_place(case),
         *_weights_again(case), *largest, *_without_graph(case), *smaller, *advice
     ]  # fmt: skip
-    known_cure = _of_library(case, case.stack) or _signature_of_most(case)
+    known_cure = _of_asking(case) or _signature_of_most(case)
     if known_cure:
         advice.insert(0, Note(known_cure))
         remedy = Remedy("configure", place=case.place)
@@ -1808,6 +1822,12 @@ def _largest(case: Case) -> tuple[Note, ...]:
     most, chain = case.largest
     if most is None or not chain:
         return ()
+    (stacks,), rows = case.columns("stack"), case.rows_at(most.place)
+    if rows and any(
+        "/torch/serialization.py" in frame.filename.replace("\\", "/")
+        for frame in case.snap.stacks[stacks[rows[0]]]
+    ):
+        return (Note(f"{_ON_LOADED}:", most.place),)
     if "autograd graph" in chain or next(iter(case.categories), "") in _OF_A_MODEL:
         return ()
     share = format_share(most.share, decimals=0)

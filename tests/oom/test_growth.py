@@ -290,6 +290,18 @@ def test_holder_of_the_largest_line_is_named_once(size: int) -> None:
     assert sum(chain in note for note in notes) == 1
 
 
+def test_loaded_file_that_stays_is_to_be_loaded_on_the_cpu() -> None:
+    recording = Recording()
+    for mib, stack in ((300, "weights"), (80, "keep"), (80, "cache")):
+        recording.own(mib, stack)
+    recording.oom(50, device_free=0, stack="program")
+    # Whoever else has part of it, too.
+    chain = "frame main (train.py:3) → optimizer.state[…]; frame main (train.py:3) → checkpoint"
+    report = explained(recording, holders=(("main (train.py:3)", chain),))
+    assert report.verdicts[0].advice[0].text.startswith("load on the CPU (map_location='cpu')")
+    assert report.verdicts[0].advice[0].place.line == 3
+
+
 def test_part_that_all_holders_share_is_what_to_drop() -> None:
     recording = Recording()
     scratch = recording.segment(10)

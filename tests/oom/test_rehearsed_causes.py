@@ -511,22 +511,35 @@ def odeint(forward, state, times):
 """
 
 
-@pytest.mark.parametrize("trains", [False, True])
-def test_solver_whose_steps_wait_for_a_first_backward_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool
+@pytest.mark.parametrize("steps", [0, 1, 8])
+def test_solver_that_keeps_its_graph_is_to_be_its_adjoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
     module = installed(tmp_path, monkeypatch, "torchdiffeq/_impl/odeint.py", SOLVER)
 
     def program() -> None:
         one = model()
-        if trains:
-            one(batch(8)).mean().backward()
-        state = batch(512).requires_grad_()
-        module.odeint(lambda rows: one(rows).tanh(), state, 60).mean().backward()
+        for times in [*[10] * steps, 60]:
+            state = batch(512).requires_grad_()
+            module.odeint(lambda rows: one(rows).tanh(), state, times).mean().backward()
 
     first = ran_out(program, 120)
+    assert "call torchdiffeq.odeint_adjoint()" in first.advice[0].text
     sys.modules.pop("odeint", None)
-    assert ("call torchdiffeq.odeint_adjoint()" in first.advice[0].text) is not trains
+
+
+def test_solver_without_a_graph_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = installed(tmp_path, monkeypatch, "torchdiffeq/_impl/odeint.py", SOLVER)
+
+    def program() -> None:
+        one, kept = model(), []
+        one(batch(8)).mean().backward()
+        with torch.no_grad():
+            for _ in range(160):
+                kept.append(module.odeint(one, batch(512), 10))
+
+    assert not any("adjoint" in note.text for note in ran_out(program, 120).advice)
+    sys.modules.pop("odeint", None)
 
 
 CACHE = """
