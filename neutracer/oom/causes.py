@@ -1676,8 +1676,8 @@ _SIGNATURES_OF_GROWTH = (
     (
         "/transformers/trainer_pt_utils.py",
         "concat",
-        "pass preprocess_logits_for_metrics= (an argmax, say) or eval_accumulation_steps=1 "
-        "to the Trainer: with compute_metrics= its evaluation keeps all outputs on the device",
+        "pass eval_accumulation_steps=1 or preprocess_logits_for_metrics= (an argmax, say) to the "
+        "Trainer: with compute_metrics= its evaluation keeps all outputs on the device",
     ),
 )
 
