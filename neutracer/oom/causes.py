@@ -1485,7 +1485,9 @@ def _other_ways(trials: Trials) -> tuple[Note, ...]:
     """Ways to need less without a smaller step: those that pass, else the usual one."""
     tried = trials.savings() if trials.works and trials.rounds else []
     passing = [Note(f"or {one.change}: {how}") for how, one in tried if one.passes]
-    return tuple(passing) or (Note("torch.utils.checkpoint keeps fewer activations of it"),)
+    if passing or any(one.change.startswith("activation checkpointing") for _, one in tried):
+        return tuple(passing)
+    return (Note("torch.utils.checkpoint keeps fewer activations of it"),)
 
 
 # Of fewer layers of one class than these the others of the model may need as much.

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -77,6 +78,8 @@ class _Rows:
         self.events: list[int] = table.codes("alloc_event").tolist()
         self.ends: list[int] = table.codes("free_event").tolist()
         self.asked: list[int] = table.codes("requested_size").tolist()
+        self.stacks = table.codes("stack")
+        self.begins = [begin for begin, _ in timeline.passes.backward]
         self.codes = timeline.categories.codes
         self.peak = timeline.peak("allocated")
         self.peaks = _peaks(timeline)
@@ -101,6 +104,25 @@ class _Rows:
         wanted = {CATEGORIES.index(name) for name in names}
         codes, events = self.codes, self.events
         return [row for row in rows if codes[row] in wanted and events[row] >= 0]
+
+    @cached_property
+    def passing(self) -> frozenset[int]:
+        """The stacks at the peak that made activations which all ended before a backward pass, so
+        that no graph keeps them."""
+        ended, kept = set[int](), set[int]()
+        wanted = {self.stacks[row] for row in self.at_peak("activation")}
+        for made, end, stack in zip(self.events, self.ends, self.stacks, strict=True):
+            if stack in wanted and end >= 0 and made < self.begins[-1]:
+                ended.add(stack)
+                if bisect_right(self.begins, made) < bisect_right(self.begins, end):
+                    kept.add(stack)
+        return frozenset(ended - kept)
+
+    def saved(self, rows: list[int]) -> list[int]:
+        """Those of some rows that a graph may keep."""
+        if not self.begins or not self.passing:
+            return rows
+        return [row for row in rows if self.stacks[row] not in self.passing]
 
     def at(self, moments: list[int], rows: list[int]) -> list[list[int]]:
         """The rows alive after each of some events, which rise."""
@@ -189,7 +211,7 @@ def _narrower(rows: _Rows) -> Iterator[Wanted]:
 
 def _recomputed(rows: _Rows) -> Iterator[Wanted]:
     """Checkpointing: each block keeps its output, the last block everything."""
-    activations = rows.of("activation")
+    activations = rows.saved(rows.of("activation"))
     dropped, blocks = set[int](), 0
     for alive in rows.at(rows.peaks, activations):
         found, count = _repeated(rows, alive)
@@ -230,7 +252,7 @@ def _logits(rows: _Rows) -> Iterator[Wanted]:
     """The loss over logits in chunks: the largest tensors, if few are that large."""
     kinds = ("activation", "temporary", "autograd_detail", "gradient", "unknown")
     alive = rows.at_peak(*kinds)
-    largest = max((rows.asked[row] for row in alive), default=0)
+    largest = max((rows.asked[row] for row in rows.saved(alive)), default=0)
     as_large = [row for row in alive if largest <= 2 * rows.asked[row]]
     if largest < rows.peak.bytes * _LOGITS_SHARE or len(as_large) > 6:
         return

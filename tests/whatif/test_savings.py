@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from places import TESTS
@@ -108,3 +109,36 @@ def test_freeing_at_the_last_use_is_ranked_with_the_others() -> None:
     best = next(one for one in report.savings if one.kind == "last_use")
     assert "torch.no_grad()" in best.advice
     assert best.peak_allocated_bytes == pytest.approx(edited.peak_allocated_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_what_no_graph_keeps_is_not_to_be_recomputed(is_kept: bool) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Matcher(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            pairs = [(torch.nn.Linear(256, 2048), torch.nn.Linear(2048, 256)) for _ in range(4)]
+            self.blocks = torch.nn.ModuleList(map(torch.nn.Sequential, *zip(*pairs, strict=True)))
+
+        def forward(self, x: Any) -> Any:
+            kept = []
+            with torch.set_grad_enabled(is_kept):
+                for wide, narrow in self.blocks:
+                    kept += [middle := wide(x), x := narrow(middle.sin())]
+                    # More events than what one operation makes lives for.
+                    [x[:1].clone() for _ in range(20)]
+            return sum(one.mean() for one in kept)
+
+    def program() -> object:
+        layer, matcher = torch.nn.Linear(64, 64).cuda(), Matcher().cuda()
+
+        def step() -> None:
+            cost = matcher(torch.randn(8192, 256, device="cuda", requires_grad=True))
+            (layer(torch.randn(8, 64, device="cuda")).sum() + cost).backward()
+
+        return step
+
+    report = neutracer.savings(neutracer.rehearse(program, steps=3))
+    kinds = {one.kind for one in report.savings}
+    assert ("checkpointing" in kinds) is is_kept
