@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from operator import attrgetter, itemgetter
 from typing import cast
 
@@ -421,11 +421,15 @@ def _within(lives: _Lives, event: int, made: Frame) -> Frame | None:
 # Lines whose peak is replayed, those with the most bytes in drag or void.
 _MOST_REPLAYS = 20
 
+# Lines of a finding, those with the most bytes.
+_PLACES = 3
+
 # Lines of the page, and the least share of the peak that they have; the JSON has all.
 _SHOWN, _SMALL = 10, 0.001
 
-# Above these shares of the peak, what a line would save is a finding, and a serious one.
-_LEAST, _SERIOUS = 0.05, 0.25
+# Above these shares of the peak, what an edit would save is a finding, and a serious one; lines
+# that are fewer bytes than the third are not added up.
+_LEAST, _SERIOUS, _PART = 0.05, 0.25, 0.01
 
 
 @dataclass(frozen=True)
@@ -589,15 +593,15 @@ def drag(source: Snapshot | SnapshotSource, device: int | None = None) -> DragRe
     if not has_uses(timeline):
         raise ValueError("; ".join((_NO_USES, *unseen)))
     lives = _Lives(snap, timeline)
-    peak, lines = timeline.peak("allocated"), _lines(lives)
+    peak, found = timeline.peak("allocated"), _lines(lives)
     return DragReport(
         device=shown_device(snap, number),
         peak_allocated_bytes=peak.bytes,
         least_peak_bytes=lives.peak_without(),
         moments=tuple(_moments(lives)),
-        lines=tuple(lines),
+        lines=tuple(line for line, _ in found),
         unseen=unseen,
-        findings=(*first_findings(snap, device=number), *_findings(lines, peak)),
+        findings=(*first_findings(snap, device=number), *_findings(lives, found)),
     )
 
 
@@ -605,8 +609,8 @@ def drag_findings(snap: Snapshot, timeline: Timeline) -> tuple[Finding, ...]:
     """The findings of `drag` on one device; none of a snapshot without uses."""
     if not has_uses(timeline):
         return ()
-    lives, peak = _Lives(snap, timeline), timeline.peak("allocated")
-    return _findings(_lines(lives, peak.bytes * _LEAST), peak)
+    lives = _Lives(snap, timeline)
+    return _findings(lives, _lines(lives, timeline.peak("allocated").bytes * _PART))
 
 
 def _moments(lives: _Lives) -> Iterator[DragMoment]:
@@ -638,20 +642,24 @@ def freed_at_last_use(snap: Snapshot, timeline: Timeline) -> Iterator[tuple[Drag
             yield line, lives.ends(rows)
 
 
-def _lines(lives: _Lives, least: float = 0) -> list[DragLine]:
+# A line, and the rows of all blocks that its edit frees.
+_Idle = tuple[DragLine, list[int]]
+
+
+def _lines(lives: _Lives, least: float = 0) -> list[_Idle]:
     """The lines with blocks in drag, lag or void at the peak, most savings first; those alone that
     may save some bytes."""
     peak = lives.timeline.peak("allocated").bytes
-    lines: list[DragLine] = []
+    lines: list[_Idle] = []
     for line, rows in _idle(lives, least):
         saves = len(lines) < _MOST_REPLAYS and line.idle_bytes > 0
         left = lives.peak_without(rows) if saves else None
         saved = 0 if left is None else peak - left
-        lines.append(replace(line, peak_bytes=left, saved_bytes=saved))
-    return sorted(lines, key=lambda one: (-one.saved_bytes, -one.idle_bytes))
+        lines.append((replace(line, peak_bytes=left, saved_bytes=saved), rows))
+    return sorted(lines, key=lambda one: (-one[0].saved_bytes, -one[0].idle_bytes))
 
 
-def _idle(lives: _Lives, least: float = 0) -> Iterator[tuple[DragLine, list[int]]]:
+def _idle(lives: _Lives, least: float = 0) -> Iterator[_Idle]:
     """The lines with blocks in drag, lag or void at the peak, most bytes first, and all rows of
     each; of one line the blocks that one edit frees, if they are some bytes."""
     states = lives.peak_states
@@ -704,27 +712,45 @@ def _drag_line(lives: _Lives, rows: list[int], states: dict[int, str], edit: _Ed
     )
 
 
-def _findings(lines: Iterable[DragLine], peak: Moment) -> tuple[Finding, ...]:
-    """The lines that are worth an edit; the others are in the table."""
-    least = peak.bytes * _LEAST
-    return ranked(_finding(one, peak) for one in lines if one.edit and one.saved_bytes > least)
+def _findings(lives: _Lives, found: Iterable[_Idle]) -> tuple[Finding, ...]:
+    """The edits that are worth it; the other lines are in the table."""
+    peak = lives.timeline.peak("allocated")
+    edits: dict[object, list[_Idle]] = defaultdict(list)
+    for line, rows in found:
+        if line.edit:
+            # What holds the blocks of two lines through whole steps need not be one thing.
+            edits[line.place if line.edit == "release" else line.advice].append((line, rows))
+    findings = []
+    for group in edits.values():
+        lines = [line for line, _ in group]
+        saved = lines[0].saved_bytes
+        if len(group) > 1 and sum(line.idle_bytes for line in lines) > peak.bytes * _LEAST:
+            saved = peak.bytes - lives.peak_without(chain.from_iterable(rows for _, rows in group))
+        if saved > peak.bytes * _LEAST:
+            findings.append(_finding(lines, saved, peak))
+    return ranked(findings)
 
 
-def _finding(line: DragLine, peak: Moment) -> Finding:
-    """What a line keeps past its last use, and what freeing it there would give."""
-    share = line.saved_bytes / peak.bytes
-    kept = "kept past the last use" if line.drag_bytes >= line.void_bytes else "never used"
-    falls = f"{format_bytes(line.saved_bytes)} ({format_share(share)})"
-    left = format_bytes(peak.bytes - line.saved_bytes)
+def _finding(lines: list[DragLine], saved: int, peak: Moment) -> Finding:
+    """What is kept past its last use, and what an edit that frees it there would give."""
+    share = saved / peak.bytes
+    drags = sum(line.drag_bytes for line in lines) >= sum(line.void_bytes for line in lines)
+    kept = "kept past the last use" if drags else "never used"
+    falls = f"{format_bytes(saved)} ({format_share(share)})"
+    idle, count = sum(line.idle_bytes for line in lines), sum(line.count for line in lines)
+    largest = sorted(lines, key=lambda line: -line.idle_bytes)[:_PLACES]
     return Finding(
         "drag",
         Severity.SERIOUS if share >= _SERIOUS else Severity.MODERATE,
-        line.idle_bytes,
-        f"{format_bytes(line.idle_bytes)} in {format_count(line.count, 'block')} {kept}",
+        idle,
+        f"{format_bytes(idle)} in {format_count(count, 'block')} {kept}",
         (
-            Note("made at", line.place),
-            Note(f"Freed at the last use, the peak falls by {falls} to {left}."),
+            *(Note("made at", line.place) for line in largest),
+            Note(
+                f"Freed at the last use, the peak falls by {falls} to "
+                f"{format_bytes(peak.bytes - saved)}."
+            ),
         ),
-        (Note(f"{line.advice[:1].upper()}{line.advice[1:]}."),),
+        (Note(f"{lines[0].advice[:1].upper()}{lines[0].advice[1:]}."),),
         peak.event,
     )

@@ -557,6 +557,32 @@ def test_last_step_is_as_those_before_it(is_cast: bool) -> None:
     assert f"test_drag.py:{program.__code__.co_firstlineno + 6}" in line.advice
 
 
+def test_lines_that_one_edit_frees_are_one_finding() -> None:
+    def features(x: Any) -> list[Any]:
+        first = x.sin()
+        second = x.cos()
+        third = x.exp()
+        fourth = x.tanh()
+        return [first, second, third, fourth]
+
+    def program() -> None:
+        x = torch.randn(1 << 20, device="cuda")
+        for _ in range(4):
+            kept = features(x)
+            sum(one.mean() for one in kept).item()
+            torch.ones(90 << 20, dtype=torch.uint8, device="cuda").sum()
+            torch.ones(1, device="cuda")
+
+    report = neutracer.drag(neutracer.rehearse(program, steps=1, device="H100"))
+    small = [line for line in report.lines if line.drag_bytes == 4 * MIB]
+    assert len(small) == 4
+    assert all(line.saved_bytes < report.peak_allocated_bytes / 20 for line in small)
+    [found] = drags(report)
+    assert found.bytes == 16 * MIB
+    assert [note.place.function for note in found.evidence[:-1]] == ["features"] * 3
+    assert "the peak falls by 16 MiB" in str(found.evidence[-1])
+
+
 def test_variable_that_the_other_of_two_optimizers_outlives_is_no_cache() -> None:
     def program() -> None:
         critic, maker = layers(1024, 1), layers(1024, 1)
