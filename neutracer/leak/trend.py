@@ -1005,7 +1005,9 @@ class LeakTrendReport(Report):
             (f"{self.unit} {format_count(point.step)}", Figure.bytes(point.bytes))
             for point in points
         )
-        return Table("The level changed at once", rows)
+        left = len(self.change_points) - len(points)
+        notes = (f"and {format_count(left, 'later change')}",) if left else ()
+        return Table("The level changed at once", rows, notes=notes)
 
     def _growth_table(self) -> Table:
         rates = _rates([grown.bytes_per_step for grown in self.growth[:_SHOWN]])

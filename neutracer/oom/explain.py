@@ -251,7 +251,8 @@ def _tried(why: ExplainReport) -> tuple[Table, ...]:
     if len(why.trials) < 2:
         return ()
     unit = why.bill.unit if why.step is None else why.step.unit
-    useless = [one for one in why.trials if one.cost == "setting" and not one.passes]
+    settings = (one for one in why.trials if one.cost == "setting" and not one.passes)
+    useless = sorted(settings, key=lambda one: -one.rounds)
     shown = [one for one in why.trials if one not in useless[1:]]
     rows = tuple(
         (_change(one, useless), Figure.bytes(one.bytes), _outcome(one, unit)) for one in shown
@@ -260,10 +261,11 @@ def _tried(why: ExplainReport) -> tuple[Table, ...]:
 
 
 def _change(trial: Trial, useless: Sequence[Trial]) -> str:
-    """The change; the first of the settings that don't help stands for all of them."""
+    """The change; the one that goes furthest of the settings that don't help stands for all."""
     if trial not in useless[:1] or len(useless) == 1:
         return trial.change
-    return f"{trial.change}, {format_count(len(useless) - 1, 'other')}"
+    less = "" if trial.rounds == useless[-1].rounds else ", no further"
+    return f"{trial.change}; {format_count(len(useless) - 1, 'other')}{less}"
 
 
 def _outcome(trial: Trial, unit: str) -> str:
@@ -397,6 +399,11 @@ def explained(
     notes += _notes(snap, case)
     bill, trials = bill_of(case), Trials(case)
     verdicts = () if fits or case.is_unknown else verdicts_of(case, bill, trials)
+    if verdicts and failure.event is not None and case.has_trace and not trials.works:
+        notes.append(
+            "Nothing was tried: the model of the allocator does not repeat the recording up to the "
+            "failure, so how far a change takes the program is not known."
+        )
     return _report(case, bill, verdicts, trials.made, request is not None, ooms, notes)
 
 

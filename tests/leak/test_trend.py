@@ -11,6 +11,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from small_snapshots import BASE, block, dumped, event, segment
 
 import neutracer
 from neutracer import leak_trend
+from neutracer.leak.trend import ChangePoint
 
 MIB = 1 << 20
 LEVEL = 4 << 30
@@ -245,6 +247,13 @@ def test_change_points_are_told() -> None:
     trend = leak_trend(values)
     assert trend.verdict == "steady"
     assert [(point.step, point.bytes) for point in trend.change_points] == [(30, 600 * MIB)]
+
+
+def test_change_points_that_are_not_shown_are_counted() -> None:
+    trend = leak_trend([LEVEL] * 60)
+    points = tuple(ChangePoint(step, 600 * MIB) for step in range(8))
+    assert "and 2 later changes" in str(replace(trend, change_points=points))
+    assert "later change" not in str(replace(trend, change_points=points[:6]))
 
 
 def test_growth_too_small_for_a_long_run_is_no_leak() -> None:

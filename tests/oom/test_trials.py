@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,7 +103,21 @@ def test_what_the_model_can_not_follow_is_not_tried() -> None:
     # No allocator opens a segment of 45 MiB for a request of 40.
     recording.alloc(recording.segment(45), 40, "keep")
     recording.oom(200, 30, "forward")
-    assert explained(recording).trials == ()
+    report = explained(recording)
+    assert report.trials == ()
+    assert "Nothing was tried" in report.notes[-1]
+    assert not any("Nothing was tried" in note for note in explained(leaking()).notes)
+
+
+def test_setting_that_goes_furthest_stands_for_all_that_do_not_help() -> None:
+    settings = [
+        Trial(f"setting {rounds}", "setting", False, rounds, 9, MIB) for rounds in (2, 5, 0)
+    ]
+    report = replace(explained(leaking()), trials=(*explained(leaking()).trials[:1], *settings))
+    text = str(report)
+    assert "setting 5; 2 others, no further" in text
+    assert "fails after 5 more steps" in text
+    assert "setting 2" not in text
 
 
 def test_a_cache_that_grows_needs_its_first_size() -> None:
