@@ -541,10 +541,14 @@ UNLOOKED = {
     "late_zero_grad": "gradients that live too long",
     "drag": "memory kept past its last use",
 }
-RECORDED = sorted(DATA.rglob("*.pickle.xz"), key=str)
+RECORDED = [
+    pytest.param(path, id=name, marks=pytest.mark.slow if name.startswith("whatif/") else ())
+    for path in sorted(DATA.rglob("*.pickle.xz"))
+    for name in (str(path.relative_to(DATA)),)
+]
 
 
-@pytest.mark.parametrize("source", RECORDED, ids=lambda path: str(path.relative_to(DATA)))
+@pytest.mark.parametrize("source", RECORDED)
 def test_a_dropped_file_has_the_findings_of_the_command(chromium, page, tmp_path, source):
     path = tmp_path / "file.pickle"
     path.write_bytes(lzma.decompress(source.read_bytes()))
