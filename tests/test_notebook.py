@@ -64,6 +64,11 @@ WITH_TORCH = [
     "make(4)",
     "%neutracer_holders",
     "%neutracer_holders --release",
+    "weights = torch.zeros(3, 1024, 256)\nparts = {'first': weights[0]}",
+    "weights",
+    "1",
+    "2",
+    "neutracer.why_alive(weights)",
     "import pickle\nthere = pickle.loads(pickle.dumps(first))\n"
     "str(there) == str(first) and there.to_dict() == first.to_dict()"
     " and there._repr_html_() == first._repr_html_()"
@@ -229,8 +234,22 @@ def test_holders_are_listed_and_let_go(cells: list[dict[str, Any]]) -> None:
     assert "released from" in text_of(cells[17])
 
 
+def test_a_variable_is_named_before_outputs(cells: list[dict[str, Any]]) -> None:
+    """Though IPython's `___` is an older name of the same tensor."""
+    told = [line.strip() for line in text_of(cells[22]).splitlines()[1:7]]
+    assert told == [
+        "module __main__ → weights",
+        "`del weights` in module __main__, or set it to None when finished",
+        "module __main__ → parts → ['first'] → ._base",
+        "it is the base of a view: clone() the view and drop the view",
+        "module __main__ → ___",
+        "call neutracer.release_holders()",
+    ]
+    assert "global weights" in html_of(cells[22])
+
+
 def test_report_of_a_cell_is_pickled(cells: list[dict[str, Any]]) -> None:
-    assert text_of(cells[18]) == "True"
+    assert text_of(cells[23]) == "True"
 
 
 # ---- names of cells --------------------------------------------------------------------

@@ -80,18 +80,6 @@ NT_PAGE_EXPORT(flaws) int32_t page_flaws(void)
     return NT_OK;
 }
 
-/* Answer 0: bytes after each event. */
-NT_PAGE_EXPORT(series) int32_t page_series(uint32_t metric)
-{
-    const size_t events = nt_timeline_event_count(nt_page_now->timeline);
-    nt_page_room *room = &nt_page_rooms[NT_ROOM_SERIES];
-    NT_TRY(nt_page_reserve(room, events * sizeof(uint64_t) + 1));
-    nt_timeline_series(nt_page_now->timeline, (nt_metric)(metric % NT_METRIC_COUNT),
-                       room->data);
-    nt_page_answers[0] = (nt_page_column){room->data, (uint32_t)events, NT_PAGE_U64};
-    return NT_OK;
-}
-
 /* The state with the most bytes allocated, or reserved, of states first .. end - 1. */
 NT_PAGE_EXPORT(highest)
 uint32_t

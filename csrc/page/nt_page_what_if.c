@@ -172,7 +172,34 @@ page_what_if(const char *settings, uint32_t length, double capacity, uint32_t is
     return NT_OK;
 }
 
-/* The same, as a snapshot with its timeline: page number NT_PAGE_WHAT_IF. */
+/* Figure 0: the most bytes reserved after one of the events 0 .. end - 1, where the
+ * program goes on whatever comes of a request. */
+NT_PAGE_EXPORT(what_if_most)
+int32_t
+page_what_if_most(const char *settings, uint32_t length, double capacity,
+                  uint32_t is_share, uint32_t end)
+{
+    const what_if_request request = {settings, length, capacity, is_share != 0};
+    nt_replay_options options;
+    NT_TRY(what_if_options(&request, &options));
+    options.goes_on = true;
+    const size_t events = nt_timeline_event_count(now.program->timeline);
+    nt_page_room *room = &nt_page_rooms[NT_ROOM_SERIES];
+    NT_TRY(nt_page_reserve(room, events * sizeof(uint64_t) + 1));
+    uint64_t *reserved = room->data;
+    const nt_replay_series series = {.bytes[NT_METRIC_RESERVED] = reserved};
+    nt_replay_figures figures;
+    NT_TRY(nt_replay_run(&nt_page_memory, now.program, &options, NULL, &series,
+                         &figures, &nt_page_err));
+    uint64_t most = 0;
+    for (size_t i = 0; i < end && i < events; i++) {
+        most = reserved[i] > most ? reserved[i] : most;
+    }
+    nt_page_figures[0] = (double)most;
+    return NT_OK;
+}
+
+/* The run as a snapshot with its timeline: page number NT_PAGE_WHAT_IF. */
 NT_PAGE_EXPORT(what_if_trace)
 int32_t
 page_what_if_trace(const char *settings, uint32_t length, double capacity,

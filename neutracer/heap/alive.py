@@ -15,7 +15,7 @@ from types import FrameType, GetSetDescriptorType
 from typing import Any
 
 from neutracer._native import core
-from neutracer.arguments import whole_number
+from neutracer.arguments import running_shell, whole_number
 from neutracer.errors import UnavailableError
 from neutracer.heap.cycles import node_from_core, reference_text, tensor_text
 from neutracer.heap.graph import ObjectGraph
@@ -564,6 +564,10 @@ class AliveReport(Report):
             )
         return Document(f"Why {self.target} is alive", facts, blocks, more="all of them: .chains")
 
+    def picture(self) -> str:
+        """Several chains, drawn; of one the text says it all."""
+        return self.graph._repr_html_() if len(self.chains) > 1 else ""
+
 
 def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
     """Find the references that keep an object alive.
@@ -578,8 +582,9 @@ def why_alive(obj: object, max_paths: int = 3) -> AliveReport:
             names in one dict.
 
     Returns:
-        The chains, shortest first, and those from the variables of the asking function last. The
-        report refers to no object of the program.
+        The chains, shortest first; those from the variables of the asking function come behind
+        others, and a notebook's outputs and past exceptions last. The report refers to no object
+        of the program.
 
     Raises:
         ValueError: max_paths is out of range.
@@ -632,19 +637,24 @@ def _in_order(ways: Sequence[Way], asking: tuple[str, int]) -> tuple[Way, ...]:
     return tuple(way for _, way in sorted(shown, key=lambda one: one[0]))
 
 
-def _names_in_dicts(target: list[Any]) -> list[tuple[str, ...]]:
-    """The names of one object in each dict that has it under several."""
+def _names_in_dicts(target: list[Any]) -> list[tuple[bool, tuple[str, ...]]]:
+    """The names of one object in each dict that has it under several, and whether it is the
+    namespace of a module."""
     found = []
+    # IPython's second namespace repeats names of the first.
+    hidden = getattr(running_shell(), "user_ns_hidden", None)
     for referrer in gc.get_referrers(target[0]):
-        if type(referrer) is dict:
+        if type(referrer) is dict and referrer is not hidden:
             names = [key for key, value in referrer.copy().items() if value is target[0]]
             # The methods of other keys are the program's code.
             if len(names) > 1 and all(type(name) is str for name in names):
-                found.append(tuple(names))
+                found.append(("__name__" in referrer, tuple(names)))
     return found
 
 
-def _with_names(ways: Sequence[Way], names: Sequence[tuple[str, ...]]) -> Iterator[Way]:
+def _with_names(
+    ways: Sequence[Way], names: Sequence[tuple[bool, tuple[str, ...]]]
+) -> Iterator[Way]:
     """The ways, and after each the same by the other names in the dict that it ends in.
 
     A walk finds one way through each referrer. Where two dicts have a name in common, it is not
@@ -656,15 +666,21 @@ def _with_names(ways: Sequence[Way], names: Sequence[tuple[str, ...]]) -> Iterat
             continue
         edge = way.edges[-1]
         for shown in (str, repr):
-            own = [each for each in names if edge.name in map(shown, each)]
+            own = [
+                each
+                for is_module, each in names
+                if is_module == (edge.kind == "global") and edge.name in map(shown, each)
+            ]
             for name in own[0] if len(own) == 1 else ():
                 if shown(name) != edge.name:
                     yield replace(way, edges=(*way.edges[:-1], replace(edge, name=shown(name))))
 
 
-def _report(found: Found, names: Sequence[tuple[str, ...]], max_paths: int) -> AliveReport:
+def _report(
+    found: Found, names: Sequence[tuple[bool, tuple[str, ...]]], max_paths: int
+) -> AliveReport:
     plain = [way for way in found.ways if all(edge.kind != "globals" for edge in way.edges)]
-    ways = tuple(_with_names(plain or found.ways, names))[:max_paths]
+    ways = tuple(sorted(_with_names(plain or found.ways, names), key=_is_output))[:max_paths]
     target, nbytes = found.target, found.target.bytes
     label = target.label
     if target.tensor is not None:
@@ -760,14 +776,21 @@ _OUTPUTS = {"Out", "_oh", "_", "__", "___"}
 _LAST = {"last_exc", "last_value", "last_traceback", "last_type"}
 
 
+def _is_output(way: Way) -> bool:
+    """Whether `release_holders` drops it: a notebook's output, or a past exception."""
+    if not way.edges or way.nodes[0].kind != "module":
+        return False
+    module, name = way.nodes[0].label.removeprefix("module "), way.edges[0].name
+    if module == "sys":
+        # IPython's displayhook has its own references to the newest outputs.
+        return name in _LAST or (name == "displayhook" and way.edges[-1].name in _OUTPUTS)
+    return module == "__main__" and (name in _OUTPUTS or (name[:1] == "_" and name[1:].isdecimal()))
+
+
 def _advice(way: Way) -> str:
     edges = way.edges
-    first = edges[0] if edges else None
-    if first is not None and way.nodes[0].kind == "module":
-        module = way.nodes[0].label.removeprefix("module ")
-        output = first.name in _OUTPUTS or (first.name[:1] == "_" and first.name[1:].isdecimal())
-        if (module == "__main__" and output) or (module == "sys" and first.name in _LAST):
-            return "call neutracer.release_holders()"
+    if _is_output(way):
+        return "call neutracer.release_holders()"
     for edge in edges:
         advice = _edge_advice(way, edge)
         if advice:
@@ -812,6 +835,8 @@ def _root_advice(way: Way) -> str:
         return f"{root.label} keeps it in C code"
     held = f"{root.label.removeprefix('module ')}.{first.name}"
     last = way.edges[-1]
+    if any(edge.name == "_parameters" for edge in way.edges):
+        return f"it is a parameter: it lives as long as {held}"
     if len(way.edges) > 1 and last.kind in ("value", "item", "member"):
         container = way.nodes[last.source].label
         return f"take it out of the {container} in {held} when finished"

@@ -271,9 +271,11 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
         blocks: tuple[Block, ...] = self.finding_blocks()
         if self.variables:
             blocks += (_table("Variables", self.variables),)
-        if self.holders:
-            blocks += (_table("Outputs and past exceptions", self.holders),)
-        else:
+        kept = [one for one in self.holders if one.reachable_bytes]
+        if kept:
+            drop = () if self.released else ("neutracer.release_holders() drops them.",)
+            blocks += (_table("Outputs and past exceptions", kept, drop),)
+        elif not self.holders:
             blocks += (Paragraph("No outputs or past exceptions are held."),)
         if self.unfollowed:
             blocks += (
@@ -286,7 +288,7 @@ class HoldersReport(Report, Sequence[NotebookHolder]):
         return Document("What the notebook keeps", facts, blocks, more=more)
 
 
-def _table(title: str, holders: Sequence[NotebookHolder]) -> Table:
+def _table(title: str, holders: Sequence[NotebookHolder], notes: tuple[str, ...] = ()) -> Table:
     rows = tuple(
         (
             _names_text(holder.names),
@@ -298,7 +300,8 @@ def _table(title: str, holders: Sequence[NotebookHolder]) -> Table:
         for holder in holders[:_SHOWN]
     )
     left = len(holders) - len(rows)
-    notes = (f"{format_count(left, 'smaller one')} not shown",) if left else ()
+    if left:
+        notes = (f"{format_count(left, 'smaller one')} not shown", *notes)
     return Table(title, rows, ("", "", "freed", "reachable", ""), notes)
 
 
@@ -362,7 +365,9 @@ def _report(holdings: list[Holding], variables: list[Holding] | None = None) -> 
         cells = cells_of(_shell().user_ns.get("In", ()))
         kept = [replace(one, cell=cells.get(one.names[0])) for one in kept]
         kept.sort(key=lambda one: (-one.reachable_bytes, -one.bytes))
-    keep = () if variables is None else (*kept[:1], *holders)
+    # Of the variables the one of which most is freed.
+    most = sorted(kept, key=lambda one: -one.bytes)[:1]
+    keep = () if variables is None else (*most, *holders)
     return HoldersReport(
         holders=tuple(holders),
         total_bytes=together,

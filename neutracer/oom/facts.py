@@ -23,7 +23,7 @@ SIZE_PATTERN = r"([\d.]+) (bytes|B|KiB|MiB|GiB|TiB)"
 # Sizes in PyTorch's message, as the releases since 1.13 word them; 2.1 wrote "capacty". With
 # cudaMallocAsync they are in a list with colons.
 _IN_MESSAGE = {
-    "segment_bytes": re.compile(rf"(?:Tried to allocate|Requested\s+:) {SIZE_PATTERN}"),
+    "segment_bytes": re.compile(rf"(?:Tried to allocate|Requested(?: size)?\s*:) {SIZE_PATTERN}"),
     "device_total_bytes": re.compile(
         rf"(?:(?:total capaci?ty of|Device limit\s+:) {SIZE_PATTERN}|{SIZE_PATTERN} total capacity)"
     ),

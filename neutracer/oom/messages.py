@@ -15,9 +15,13 @@ from neutracer.trace.stacks import Frame, place_of
 from neutracer.units import format_bytes, format_count
 
 # Every wording since 1.13 has these words; a logger may break the line between them. The second
-# is that of cudaMallocAsync, and the third CUDA's own, of calls that PyTorch makes of it.
+# is of a request that no device can meet, the third of one refused beforehand
+# (`throw_on_cudamalloc_oom`), the fourth that of cudaMallocAsync, and the last CUDA's own, of calls
+# that PyTorch makes of it.
 _BEGINS = re.compile(
     rf"out of memory\W+Tried to allocate {SIZE_PATTERN}"
+    r"|out of memory\W+Tried to allocate more than 1EB"
+    rf"|out of memory\W+Allocation was preemptively rejected.+Requested size\W+{SIZE_PATTERN}"
     rf"|out of memory\W+Currently allocated\W+{SIZE_PATTERN}\W+Requested\W+{SIZE_PATTERN}"
     r"|(?:CUDA|HIP) error: out of memory",
     re.I,
@@ -207,12 +211,17 @@ def _verdict(facts: OomFacts, allocated: int | None, unallocated: int | None) ->
     """The kind and the sentence that the figures of a message allow."""
     asked, total = facts.segment_bytes or 0, facts.device_total_bytes
     free, limit = facts.device_free_bytes, facts.limit_bytes
+    if "more than 1EB" in facts.message:
+        return "unreasonable_request", "more than 1 EiB was requested, which no device has"
+    if "preemptively rejected" in facts.message:
+        text = f"{format_bytes(asked)} more would exceed the process's limit"
+        return "process_cap", f"{text} (per_process_memory_fraction)"
     if not asked:
         text = "CUDA itself found no memory, for a call that is no tensor of PyTorch's"
         return "non_torch", text
     if total is not None and asked > total:
-        size = format_bytes(total)
-        return "unreasonable_request", f"{format_bytes(asked)} was requested of a {size} device"
+        text = f"{format_bytes(asked)} was requested of a device with {format_bytes(total)}"
+        return "unreasonable_request", text
     if limit is not None and free is not None and free >= asked:
         text = f"the process is limited to {format_bytes(limit)}, though the device has room"
         return "process_cap", text

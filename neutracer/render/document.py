@@ -336,9 +336,15 @@ def _as_one(entries: list[Entry]) -> Entry:
     if len(entries) == 1:
         return first
     when = ", ".join(dict.fromkeys(entry.when for entry in entries if entry.when))
-    notes = dict.fromkeys(chain.from_iterable(entry.notes for entry in entries))
-    advice = dict.fromkeys(chain.from_iterable(entry.advice for entry in entries))
-    return Entry(first.severity, first.headline, when, tuple(notes), tuple(advice))
+    # Advice that not all share stands below what it is about.
+    groups = [(list(same), advice) for advice, same in groupby(entries, key=lambda one: one.advice)]
+    notes = [
+        (*chain.from_iterable(one.notes for one in same), *(advice if len(groups) > 1 else ()))
+        for same, advice in groups
+    ]
+    advice = first.advice if len(groups) == 1 else ()
+    told = tuple(dict.fromkeys(chain.from_iterable(notes)))
+    return Entry(first.severity, first.headline, when, told, advice)
 
 
 # ---- Escape ------------------------------------------------------------------------------

@@ -313,8 +313,10 @@ class Finding(PlainRow):
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings from the worst to the least; among equals, the most bytes first."""
-    return tuple(sorted(findings, key=lambda f: (-f.severity.rank, -f.bytes)))
+    """Findings from the worst to the least; among equals failures first, then the most bytes."""
+    return tuple(
+        sorted(findings, key=lambda f: (-f.severity.rank, f.kind != "out_of_memory", -f.bytes))
+    )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -332,6 +332,10 @@ ask_what_if(void)
         if (is_fine(page_what_if(settings, length, capacity, is_share))) {
             check_figures(12);
         }
+        if (is_fine(page_what_if_most(settings, length, capacity, is_share,
+                                      (uint32_t)choose(UINT32_MAX)))) {
+            check_figures(1);
+        }
         if (is_fine(page_what_if_trace(settings, length, capacity, is_share))) {
             page_use(NT_PAGE_WHAT_IF);
             ask_pictures(0, 0, 2);
@@ -354,9 +358,6 @@ ask_device(int32_t device)
     }
     check_columns();
     const uint64_t events = rows_of("event.action");
-    if (is_fine(page_series((uint32_t)choose(5)))) {
-        touch(page_answer(0));
-    }
     ask_steps();
     ask_pictures(0, (uint32_t)choose(2), 1 + (uint32_t)choose(6));
     ask_moment((int32_t)choose(events + 1) - 1);

@@ -53,8 +53,6 @@ int32_t
 page_strip(double first, double end, uint32_t width, uint32_t bands);
 void
 page_facts(void);
-int32_t
-page_series(uint32_t metric);
 uint32_t
 page_highest(uint32_t reserved, uint32_t first, uint32_t end);
 void
@@ -79,6 +77,9 @@ int32_t
 page_program(void);
 int32_t
 page_what_if(const char *settings, uint32_t length, double capacity, uint32_t is_share);
+int32_t
+page_what_if_most(const char *settings, uint32_t length, double capacity,
+                  uint32_t is_share, uint32_t end);
 int32_t
 page_what_if_trace(const char *settings, uint32_t length, double capacity,
                    uint32_t is_share);

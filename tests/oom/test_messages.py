@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,19 @@ WORDINGS = {
         "process_cap",
         0,
         1576,
+    ),
+    "2.12, refused beforehand": (
+        "torch.OutOfMemoryError: CUDA out of memory. Allocation was preemptively rejected because "
+        "it would exceed per_process_memory_fraction limit. Requested size: 1.54 GiB",
+        "process_cap",
+        None,
+        1576,
+    ),
+    "beyond all devices": (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.",
+        "unreasonable_request",
+        None,
+        0,
     ),
     "cudaMallocAsync": (
         "torch.OutOfMemoryError: Allocation on device 1 would exceed allowed memory. (out of "
@@ -185,10 +199,27 @@ def test_log_without_a_message_is_said_to_be_one(
     assert "a text file without an out-of-memory message" in capsys.readouterr().err
 
 
-def test_command_explains_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "job.log"
-    log.write_text("[rank0]: step 1\n" + "\n".join(_of_rank(0, 5, "20.00 MiB")))
-    assert main(["explain", str(log), "--fail-on", "capacity"]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("SEVERE   out of memory: PyTorch's tensors take 7,168 MiB")
-    assert lines[-1] == "job.log   log with 1 out-of-memory message"
+@pytest.mark.parametrize("name", WORDINGS)
+def test_command_explains_a_log(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, kind, _, _ = WORDINGS[name]
+    frame = '  File "train.py", line 162, in step'
+    raised = ["Traceback (most recent call last):", frame, *text.split("\n")]
+    log = tmp_path / "slurm.out"
+    logged = "\n".join(["step 1", *raised, "srun: error: node17: task 0: Exited", ""]).encode()
+    log.write_bytes(logged)
+    printed = []
+    for file in (str(log), "-"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(logged))))
+        assert main(["explain", file, "--fail-on", kind]) == 1
+        printed.append(capsys.readouterr().out.splitlines())
+    by_file, by_input = printed
+    assert by_file[:-1] == by_input[:-1]
+    assert by_file[0].startswith("SEVERE   out of memory: ")
+    assert sum("step (train.py:162)" in line for line in by_file) == 1
+    assert by_file[-3:] == [
+        "         record who holds the memory: neutracer run train.py",
+        "",
+        "slurm.out   log with 1 out-of-memory message",
+    ]

@@ -247,6 +247,7 @@ export const makeAnswers = (core, rules, about) => {
     csv: (view) => ctx.lists.csv(view),
     program: () => ctx.whatIf.program(),
     whatIf: (wanted) => ctx.whatIf.run(wanted),
+    whatIfMost: (wanted) => ctx.whatIf.most(wanted),
     whatIfDraw: (wanted) => ctx.whatIf.draw(wanted),
     save: () => {
       const pieces = [];

@@ -11,8 +11,9 @@ const NOTHING = { severity: "info", message: "nothing stands out: no out-of-memo
 
 // What a page without Python leaves out.
 const NOT_LOOKED = {
-  severity: "info", message: "growth from step to step, reference cycles and the cause of a failure were not looked at: that needs Python",
-  notes: ["The command neutracer report looks at all of it in the file, and neutracer explain at a failure and what would have fitted."],
+  severity: "info",
+  message: "the cause of a failure, growth from step to step, gradients that live too long and memory kept past its last use were not looked at: that needs Python",
+  notes: ["The command neutracer report looks for all of it in the file, and neutracer explain at a failure and what would have fitted."],
 };
 
 // Places of failed requests that are told of.
@@ -71,15 +72,17 @@ const severityOf = (bands, ratio, size) => {
 
 const lesser = (a, b) => (RANKS.indexOf(a) < RANKS.indexOf(b) ? a : b);
 
-// The peak of reserved under expandable segments; null where that can't be replayed exactly.
-const expandedPeak = async (app) => {
+// The peaks of reserved up to the first failure, as recorded and under expandable segments; null
+// where that can't be replayed exactly.
+const expandedPeaks = async (app) => {
   const { about: { settings }, trace } = app;
   const isPossible = settings.isNative && !settings.isCpu && !settings.isPinned && !trace.isHost && !app.about.partial;
   if (!isPossible || /expandable_segments:true/i.test(settings.text)) return null;
   const { isSame, isEndSame } = await app.ask("program");
   if (!isSame || !isEndSame) return null;
-  const text = [settings.text, "expandable_segments:True"].filter(Boolean).join(",");
-  return (await app.ask("whatIf", { settings: text, capacity: 0 })).peakReserved;
+  const end = trace.ooms.length ? trace.ooms[0].event : trace.events;
+  const most = (text) => app.ask("whatIfMost", { settings: text, capacity: 0, end });
+  return { was: await most(settings.text), would: await most("expandable_segments:True") };
 };
 
 // How much was unused at the peak of reserved, and is at the end: what the command says. No cure
@@ -94,8 +97,8 @@ const unusedIn = async (app) => {
   let peak = severityOf(bands, spared / Math.max(reserved.bytes, 1), spared);
   let replayed = null;
   if (peak !== "info" && trace.retries <= trace.ooms.length) {
-    replayed = await expandedPeak(app);
-    if (replayed !== null) spared = Math.min(spared, Math.max(reserved.bytes - replayed, 0));
+    replayed = await expandedPeaks(app);
+    if (replayed) spared = Math.min(spared, Math.max(replayed.was - replayed.would, 0));
     peak = severityOf(bands, spared / reserved.bytes, spared);
   }
   const stuck = Math.max(now.reserved - now.allocated - now.reclaimable, 0);
@@ -145,8 +148,9 @@ export const looked = async (app) => {
 
 // What is unused, in the words of the command.
 const unusedFindings = (app, { then, now, peak, end, replayed }) => {
-  const { rules: { bands }, trace: { peak: { reserved } } } = app;
+  const { rules: { bands }, trace: { peak: { reserved } }, about: { settings } } = app;
   const found = [];
+  const inForce = settings.text && ` instead of ${settings.text}`;
   const unused = (moment) => share((moment.reserved - moment.allocated) / moment.reserved);
   if (then.pending > (then.reserved - then.allocated) / 2 && then.pending >= LITTLE) {
     found.push({
@@ -157,8 +161,8 @@ const unusedFindings = (app, { then, now, peak, end, replayed }) => {
   } else if (peak !== "info" && (RANKS.indexOf(peak) > RANKS.indexOf(end) || reserved.bytes > now.reserved)) {
     found.push({
       severity: peak, message: `at its peak ${unused(then)} of the ${bytes(then.reserved)} reserved was unused`, event: reserved.event,
-      notes: [replayed === null ? "What if shows what other settings would have reserved."
-        : `With expandable_segments:True it would have been ${bytes(replayed)} instead of ${bytes(reserved.bytes)} (replayed): see What if.`],
+      notes: [replayed ? `With expandable_segments:True${inForce} it would have been ${bytes(replayed.would)}, not ${bytes(replayed.was)} (replayed): see What if.`
+        : "What if shows what other settings would have reserved."],
     });
   }
   const ratio = now.reserved ? (now.reserved - now.allocated) / now.reserved : 0;

@@ -68,6 +68,12 @@ export const makeWhatIf = (ctx) => {
     return { ...named(OUTCOME, core.figures(OUTCOME.length)), settings: wanted.settings, took: performance.now() - started };
   };
 
+  // The most that would have been reserved before an event.
+  const most = ({ end, ...wanted }) => {
+    given(wanted, (...all) => core.call("what_if_most", ...all, end));
+    return core.figures(1)[0];
+  };
+
   // The strip and the map of what would have been, on an axis of its own events.
   const draw = ({ width, height, byTime, ...wanted }) => {
     const started = performance.now();
@@ -96,5 +102,5 @@ export const makeWhatIf = (ctx) => {
       core.exports.use(0);
     }
   };
-  return { program, run, draw };
+  return { program, run, most, draw };
 };
