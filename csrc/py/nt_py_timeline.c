@@ -145,11 +145,10 @@ timeline_has_events(const int32_t *events, size_t count, size_t event_count)
     return true;
 }
 
-PyDoc_STRVAR(
-    peak_if_freed_doc,
-    "peak_if_freed(ends, /)\n--\n\n"
-    "The peak of allocated if blocks had been freed earlier: `ends` has 32\n"
-    "bits an allocation, the event after which it is freed, or -1.");
+PyDoc_STRVAR(peak_if_freed_doc,
+             "peak_if_freed(ends, /)\n--\n\n"
+             "The peak of allocated if blocks had been freed earlier: `ends` has 32\n"
+             "bits an allocation, the event after which it is freed, or -1.");
 
 static PyObject *
 timeline_peak_if_freed(PyObject *self, PyObject *arg)
@@ -169,8 +168,7 @@ timeline_peak_if_freed(PyObject *self, PyObject *arg)
     uint64_t peak = 0;
     nt_error err = {.offset = NT_NO_OFFSET};
     nt_status status;
-    Py_BEGIN_ALLOW_THREADS status =
-        nt_timeline_peak_if_freed(t, ends.buf, &peak, &err);
+    Py_BEGIN_ALLOW_THREADS status = nt_timeline_peak_if_freed(t, ends.buf, &peak, &err);
     Py_END_ALLOW_THREADS PyBuffer_Release(&ends);
     return status == NT_OK ? PyLong_FromUnsignedLongLong(peak)
                            : nt_py_raise(status, &err);
