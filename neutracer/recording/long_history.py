@@ -273,6 +273,12 @@ def save_now(snap: Snapshot, directory: str) -> str:
     return path
 
 
+def _recordable(recorder: str) -> Any:
+    """The imported torch, if it is built for CUDA, or for the CPU, where only the hooks record."""
+    torch: Any = sys.modules.get("torch")
+    return torch if is_for_cpu(torch) and recorder != "pytorch" else torch_with_cuda()
+
+
 class ProgramRecording(Recording):
     """A recording that begins whenever the program does, and whose failures are texts.
 
@@ -303,20 +309,19 @@ class ProgramRecording(Recording):
             modules: As for `record`.
             pinned: As for `record`. Only PyTorch's recorder has that memory.
             uses: Optimizer steps after the first up to whose end uses are observed; 0 observes
-                none. They also allow a torch for the CPU.
+                none.
             observed: Called after these steps, before observing ends.
         """
         check_model(modules)
-        if not uses or not is_for_cpu(sys.modules.get("torch")):
-            torch_with_cuda()
+        only_pytorch = recorder == "auto" and (stacks == "all" or pinned)
+        self._recorder = "pytorch" if only_pytorch else recorder
+        _recordable(self._recorder)
         wish = Wish(max_entries or RECORDER_ENTRIES, stacks, context, pinned=pinned)
         super().__init__(wish, modules=modules)
         # Reports mention a wrapped ring; the program's output should not.
         self.quiet = True
         self._steps = UsesOfSteps(uses, observed) if uses else None
         self._asked = max_entries
-        only_pytorch = recorder == "auto" and (stacks == "all" or pinned)
-        self._recorder = "pytorch" if only_pytorch else recorder
         self._end_following: Callable[[], None] | None = None
         self._before: Mapping[int, int] = {}
         self.why = self.because = self.unmarked = ""
@@ -328,7 +333,7 @@ class ProgramRecording(Recording):
 
     def start(self) -> ProgramRecording:
         """Start, and return the recording; a second call does nothing."""
-        torch: Any = sys.modules["torch"] if self._steps is not None else torch_with_cuda()
+        torch = _recordable(self._recorder)
         if self.active:
             return self
         self._switch_on()
@@ -370,15 +375,15 @@ class ProgramRecording(Recording):
         super()._switch_history_on(torch, begun)
 
     def _follow(self) -> None:
-        if target().torch.backend != "cuda" and self._steps is None:
+        if target().torch.backend != "cuda" and not is_for_cpu(sys.modules.get("torch")):
             raise UnavailableError("use of the hooks", "they were built for a torch without CUDA")
         events = self._asked or HOOK_ENTRIES
         try:
             self._end_following = follow(events, FRAMES)
             self._before = pushed()
         except UnavailableError as error:
-            # The user may have waited for their compilation.
-            if sys.stderr is not None:
+            # The user may have waited for their compilation. A torch for the CPU has no recorder.
+            if sys.stderr is not None and not is_for_cpu(sys.modules.get("torch")):
                 reason = str(error).replace("\n", " ")
                 text = f"neutracer: using PyTorch's own recorder, which costs more: {reason}"
                 print(text, file=sys.stderr, flush=True)

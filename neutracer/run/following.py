@@ -34,6 +34,7 @@ _UNUSED = (
     "Child processes are recorded with --follow-children, and each rank of a job by "
     "'torchrun -m neutracer run train.py'."
 )
+_FOR_CPU = "this is memory of the CPU; 'neutracer rehearse' predicts what a GPU would need"
 
 
 def check_writable(directory: str) -> None:
@@ -239,6 +240,8 @@ class Following:
             if recording.waiting or recording.why or reason is None:
                 recording.discard()
                 return
+            if is_for_cpu(sys.modules.get("torch")):
+                self._notes.append(_FOR_CPU)
             if recording.because:
                 self._notes.append(f"recorded with PyTorch's own recorder: {recording.because}")
             if recording.unmarked:

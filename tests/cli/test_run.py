@@ -447,16 +447,16 @@ def test_missing_module_is_refused(process, tmp_path):
     assert done.stderr == "neutracer: no module named no.such.module\n"
 
 
-def test_real_torch_on_a_cpu_is_told(tmp_path):
-    torch = pytest.importorskip("torch")
+def test_real_torch_on_a_cpu_is_recorded(with_torch, torch, tmp_path):
     if torch.version.cuda is not None:
         pytest.skip("this torch is built for CUDA")
-    (tmp_path / "program.py").write_text("import torch\nprint(torch.zeros(2).sum().item())\n")
-    command = [sys.executable, "-m", "neutracer", "run", str(tmp_path / "program.py")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
-    assert done.returncode == 0
-    assert done.stdout == "0.0\n"
-    assert "Nothing was recorded: CUDA in this build of torch" in done.stderr
+    (tmp_path / "program.py").write_text("import torch\nkept = torch.zeros(3 << 18)\nprint(1)\n")
+    done = with_torch.neutracer("run", "program.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "neutracer rehearse" in done.stderr
+    [file] = tmp_path.glob("neutracer-run/*-exit.pickle")
+    [block] = neutracer.load(file).timeline().alive("end")
+    assert (block.size, block.stack[0].line) == (3 << 20, 2)
 
 
 def test_interrupt_is_shown_and_ends_as_python_does(run):

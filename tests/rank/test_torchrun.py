@@ -120,7 +120,7 @@ def test_out_of_memory_has_the_peer_write_its_layout_and_so_does_sigterm(
     assert len(peer) == len(last) == 1
     assert sum(block.size for block in neutracer.load(last[0]).blocks) >= 12 << 20
     report = neutracer.ranks(tmp_path / "run")
-    assert [(row.rank, row.state) for row in report.rows] == [(0, "terminated"), (1, "no file")]
+    assert [(row.rank, row.state) for row in report.rows] == [(0, "terminated"), (1, "exit")]
     assert report.world_size == 2
 
 
