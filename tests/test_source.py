@@ -443,10 +443,10 @@ def test_nothing_of_the_programs_is_reset_collected_or_freed() -> None:
     assert [relative(path) for path in core if resets.search(code_of(path))] == []
 
 
-def brought_by(path: Path) -> set[str]:
+def brought_by(source: str) -> set[str]:
     """The modules that importing a file imports: those outside functions and type checks."""
     found: set[str] = set()
-    nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    nodes: list[ast.AST] = [ast.parse(source)]
     for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -458,8 +458,13 @@ def brought_by(path: Path) -> set[str]:
     return found
 
 
-def test_only_a_rehearsal_brings_torch_with_it() -> None:
-    brought = {f"neutracer.{module_name(path)}": brought_by(path) for path in python_modules()}
+@cache
+def modules_with_torch() -> set[str]:
+    """The modules that can't be imported without torch."""
+    brought = {
+        f"neutracer.{module_name(path)}": brought_by(path.read_text(encoding="utf-8"))
+        for path in python_modules()
+    }
     with_torch = {
         name
         for name, others in brought.items()
@@ -467,8 +472,19 @@ def test_only_a_rehearsal_brings_torch_with_it() -> None:
     }
     while more := {name for name, others in brought.items() if others & with_torch} - with_torch:
         with_torch |= more
-    without = [name for name in with_torch if not name.startswith("neutracer.rehearsal.")]
-    assert without == ["neutracer.rank.debug_page"]
+    return with_torch
+
+
+def test_only_a_rehearsal_brings_torch_with_it() -> None:
+    others = [name for name in modules_with_torch() if not name.startswith("neutracer.rehearsal.")]
+    assert others == ["neutracer.rank.debug_page"]
+
+
+def test_tests_ask_for_torch_before_what_needs_it() -> None:
+    asking = re.compile(r"^(?:torch = )?pytest\.importorskip\(\"torch\"", re.MULTILINE)
+    for path in sorted(ROOT.glob("tests/**/test_*.py")):
+        before = brought_by(asking.split(path.read_text(encoding="utf-8"))[0])
+        assert before & {"torch", *modules_with_torch()} == set(), relative(path)
 
 
 def test_import_brings_no_extra_with_it() -> None:

@@ -38,6 +38,7 @@ def hooked(fake, monkeypatch):
     goal = SimpleNamespace(torch=SimpleNamespace(backend="cuda"))
     monkeypatch.setattr(long_history, "target", lambda: goal)
     monkeypatch.setattr(long_history.hooks, "follow", follow)
+    monkeypatch.setattr(long_history.hooks, "load", lambda: goal.torch)
     monkeypatch.setattr(long_history, "take", lambda *told, **how: neutracer.snapshot())
     return following
 

@@ -14,9 +14,15 @@ from forked import Imported
 import neutracer
 from neutracer.cli.main import main
 from neutracer.rehearsal.cards import find_card
-from neutracer.rehearsal.kernels.scratch import Facts, Reduction, facts_for, partial_bytes
 
 torch = pytest.importorskip("torch", reason="needs torch, which is not installed here")
+
+from neutracer.rehearsal.kernels.scratch import (  # noqa: E402
+    Facts,
+    Reduction,
+    facts_for,
+    partial_bytes,
+)
 
 
 def convolution(channels: int = 64, side: int = 56) -> Any:

@@ -19,12 +19,13 @@ from typing import Any
 import pytest
 
 import neutracer
-from neutracer.rehearsal.kernels.rules import Kernels
 
 torch = pytest.importorskip("torch", reason="needs torch, which is not installed here")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from neutracer.rehearsal.kernels.rules import Kernels  # noqa: E402
 
 SIDE = 6
 

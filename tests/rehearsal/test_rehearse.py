@@ -17,9 +17,10 @@ from forked import Imported
 import neutracer
 from neutracer.rehearsal.cards import find_card
 from neutracer.rehearsal.rehearse import search
-from neutracer.rehearsal.requests import sentence
 
 torch = pytest.importorskip("torch", reason="needs torch, which is not installed here")
+
+from neutracer.rehearsal.requests import sentence  # noqa: E402
 
 MIB = 1 << 20
 
