@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from forked import COMMAND, Imported
-from places import HELPERS, TESTS
+from places import HELPERS
 
 import neutracer
 
