@@ -541,7 +541,7 @@ class DiffReport(Report):
             facts.append(f"{_signed(self.allocated_bytes)} allocated at the end")
         if self.peak_allocated_bytes is not None:
             facts.append(f"{_signed(self.peak_allocated_bytes)} at the peak")
-        return Document("Difference", tuple(facts), blocks)
+        return Document("Difference", tuple(facts), blocks, more="all: .to_dict()")
 
     def _totals(self) -> Table:
         peaks = (

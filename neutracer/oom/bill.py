@@ -245,7 +245,9 @@ def _together(lines: Sequence[BillTerm], term: str) -> BillTerm:
     sums = {name: sum(getattr(one, name) for one in lines) for name in _SUMMED}
     places = {replace(one.place, function="", caller="") for one in lines if one.place is not None}
     place = replace(lines[0].place, caller="") if len(places) == 1 and lines[0].place else None
-    return BillTerm(term=term, place=place, category=lines[0].category, **sums)
+    # What most of a line is; several lines have a category only in common.
+    several = term != "line" and len({one.category for one in lines}) > 1
+    return BillTerm(term=term, place=place, category="" if several else lines[0].category, **sums)
 
 
 # Terms before those of lines.

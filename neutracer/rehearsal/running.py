@@ -422,6 +422,9 @@ def rehearse_script(
         run.failure = sentence(failed[0])
     elif not found:
         _ended(run, arguments[0], code, exits)
+    elif not len(run.requests):
+        made = format_count(run.steps_done, "step")
+        run.failure = f"{arguments[0]}: the program made {made} without using the device"
 
 
 def _ended(run: Run, name: str, code: int, exits: list[BaseException]) -> None:

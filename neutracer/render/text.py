@@ -299,9 +299,12 @@ def layout(document: Document, width: int = WIDTH, max_lines: int | None = None)
     lines = list(chain.from_iterable(((), *part) for part in parts if part))[1:]
     lines = [_cut(line, width) for line in lines]
     if max_lines is not None and len(lines) > max_lines:
-        missing = format_count(len(lines) - max_lines + 1, "more line")
+        kept = max_lines - 1
+        # A table's head without a row says nothing.
+        kept = next((at + 1 for at in range(max(kept - 3, 0), kept) if not lines[at]), kept)
+        missing = format_count(len(lines) - kept, "more line")
         rest = f": {sentence(document.more)}" if document.more else ""
-        lines[max_lines - 1 :] = [_cut((Span(f"… {missing}{rest}", "muted"),), width)]
+        lines[kept:] = [_cut((Span(f"… {missing}{rest}", "muted"),), width)]
     return lines
 
 
@@ -475,7 +478,7 @@ def _headline(entry: Entry, width: int) -> list[Line]:
 def _note_lines(note: Note, width: int) -> list[Line]:
     """The sentence; what is to be copied is never cut, and alone on its line for want of room."""
     if isinstance(note.text, Copyable):
-        rows = _after_copied(clean(note.opening), _ending(note, width), width)
+        rows = _after_copied(clean(note.text), _ending(note, width), width)
     elif isinstance(note.detail, Copyable) and not note.place:
         rows, copied = wrap(sentence(note.opening), width), clean(note.detail)
         if display_width(f"{rows[-1]} {copied}") <= width:
@@ -509,7 +512,7 @@ def _ending(note: Note, width: int) -> str:
 
 
 def _after_copied(copied: str, ending: str, width: int) -> list[str]:
-    whole = f"{copied} {ending}" if ending else copied
+    whole = f"{copied}: {ending}" if ending else copied
     if display_width(whole) <= width:
         return [whole]
     return [Copyable(copied), *(wrap(ending, width) if ending else ())]
@@ -748,8 +751,9 @@ def _entry(entry: Entry) -> str:
 
 
 def _note(note: Note) -> str:
+    colon = note.opening.removeprefix(note.text)
     is_copied = isinstance(note.text, Copyable)
-    opening = _code(note.opening) if is_copied else _text(note.opening)
+    opening = f"{_code(note.text)}{colon}" if is_copied else _text(note.opening)
     if note.place is not None:
         return f"{opening} {_code(str(note.place))}"
     ending = _code(note.detail) if isinstance(note.detail, Copyable) else _text(note.detail)

@@ -81,11 +81,16 @@ def test_table_and_json_carry_the_same() -> None:
 
 
 def test_text_sums_what_it_leaves_out() -> None:
-    lines = tuple(BillTerm(term="line", bytes=one * MiB) for one in range(9, 0, -1))
-    bill = Bill(45 * MiB, "device", 0, 0, 0, "round", lines)
-    block = bill.block()
+    kinds = ["activation"] * 8 + ["gradient"]
+    lines = tuple(
+        BillTerm(term="line", bytes=one * MiB, category=kinds[-one]) for one in range(9, 0, -1)
+    )
+    block = Bill(45 * MiB, "device", 0, 0, 0, "round", lines).block()
     assert len(block.rows) == 7
-    assert "4 more lines" in block.rows[5]
+    # Of several lines a category is told only where all have it.
+    assert (block.rows[4][2], *block.rows[5][1:]) == ("activation", "4 more lines", "")
+    alike = tuple(replace(one, category="gradient") for one in lines)
+    assert Bill(45 * MiB, "device", 0, 0, 0, "round", alike).block().rows[5][2] == "gradient"
 
 
 def test_holders_of_the_sidecar_are_in_bill_and_verdict() -> None:

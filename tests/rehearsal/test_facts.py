@@ -195,6 +195,12 @@ def test_no_script_and_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "ended before its first optimizer step" in capsys.readouterr().err
 
 
+def test_steps_beside_the_device_are_said_to_be(with_torch: Imported, tmp_path: Path) -> None:
+    done = rehearse(with_torch, tmp_path, SCRIPT.replace("cuda", "cpu"), "train.py")
+    assert done.returncode == 2
+    assert "without using the device" in done.stderr
+
+
 def test_a_script_that_ends_itself_says_where(with_torch: Imported, tmp_path: Path) -> None:
     script = 'import sys, torch\n\nx = torch.zeros(1 << 20, device="cuda")\nsys.exit(3)\n'
     done = rehearse(with_torch, tmp_path, script, "train.py")

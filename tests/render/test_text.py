@@ -333,3 +333,13 @@ def test_rows_without_what_is_to_be_copied_have_no_empty_lines() -> None:
         "   rich    missing",
         "      pip install " + "x" * 70,
     ]
+
+
+def test_no_table_is_cut_to_its_head() -> None:
+    heads = ("", "before", "after")
+    tables = tuple(Table(title, ((title, "1", "2"),) * 3, heads) for title in ("first", "second"))
+    page = Document("page", (), tables)
+    whole = render_text(page).splitlines()
+    for most in range(4, len(whole)):
+        shown = render_text(page, max_lines=most).splitlines()
+        assert not shown[-2].endswith("after"), shown

@@ -12,8 +12,9 @@ const NOTHING = { severity: "info", message: "nothing stands out: no out-of-memo
 // What a page without Python leaves out.
 const NOT_LOOKED = {
   severity: "info",
-  message: "the cause of a failure, growth from step to step, gradients that live too long and memory kept past its last use were not looked at: that needs Python",
-  notes: ["The command neutracer report looks for all of it in the file, and neutracer explain at a failure and what would have fitted."],
+  message: "growth from step to step, memory kept too long and causes of failure were not looked at: that needs Python",
+  notes: ["Kept too long are gradients that live through the next forward pass, and memory past its last use.",
+    "The command neutracer report looks for all of it in the file, and neutracer explain at a failure and what would have fitted."],
 };
 
 // Places of failed requests that are told of.
