@@ -512,7 +512,7 @@ def _ending(note: Note, width: int) -> str:
 
 
 def _after_copied(copied: str, ending: str, width: int) -> list[str]:
-    whole = f"{copied}: {ending}" if ending else copied
+    whole = f"{copied} {ending}" if ending else copied
     if display_width(whole) <= width:
         return [whole]
     return [Copyable(copied), *(wrap(ending, width) if ending else ())]

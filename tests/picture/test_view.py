@@ -250,5 +250,5 @@ def test_page_opens_on_the_device_that_failed():
     assert (first["device"], second["device"]) == (2, 0)
     assert first["name"].endswith(", out of memory")
     assert first["findings"][0]["message"].startswith(
-        "out of memory: the program needs 1,003 MiB more"
+        "out of memory: the program needs at least 1,003 MiB more"
     )
