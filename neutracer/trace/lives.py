@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 from neutracer.trace.snapshot import Snapshot
@@ -14,9 +14,6 @@ from neutracer.trace.uses import NEVER, UNKNOWN
 
 # So many blocks of one kind tell where the next one is used last.
 _FEW = 2
-
-# The stack that made a block, and its size where that tells kinds apart.
-_Kind = tuple[int, int]
 
 
 def has_uses(timeline: Timeline) -> bool:
@@ -62,32 +59,25 @@ class Lives:
         are a few. One stack makes several kinds of blocks where an operator casts its arguments."""
         stacks = self.timeline.events.codes("stack").tolist()
         sizes = self.timeline.allocations.codes("size").tolist()
-        rows = [
-            row
-            for row, (made, first) in enumerate(zip(self.made, self.first, strict=True))
-            if made >= 0 and first != UNKNOWN
-        ]
-        by_stack = {row: (stacks[self.made[row]], 0) for row in rows}
-        by_size = {row: (stack, sizes[row]) for row, (stack, _) in by_stack.items()}
-        return self._alike(by_size, stacks) | self._alike(by_stack, stacks)
-
-    def _alike(self, kinds: Mapping[int, _Kind], stacks: Sequence[int]) -> dict[int, int]:
-        """The rows of some kinds that the trace does not free, used last where all the others of
-        their kind were: each with the newest of these."""
-        others: dict[_Kind, list[int]] = defaultdict(list)
-        for row, kind in kinds.items():
-            if self.is_freed(row):
-                others[kind].append(row)
-        left = [row for row in kinds if not self.is_freed(row)]
-        ends = {
-            kind: {stacks[self.last[row]] for row in others[kind]}
-            for kind in {kinds[row] for row in left}
-        }
-        return {
-            row: others[kind][-1]
-            for row in left
-            if len(others[kind := kinds[row]]) >= _FEW and ends[kind] == {stacks[self.last[row]]}
-        }
+        freed: list[int] = []
+        left: list[int] = []
+        for row, (made, first) in enumerate(zip(self.made, self.first, strict=True)):
+            if made >= 0 and first != UNKNOWN:
+                (freed if self.is_freed(row) else left).append(row)
+        wanted = {stacks[self.made[row]] for row in left}
+        others: dict[tuple[int, int | None], list[int]] = defaultdict(list)
+        for row in freed:
+            if (stack := stacks[self.made[row]]) in wanted:
+                others[stack, None].append(row)
+                others[stack, sizes[row]].append(row)
+        ends = {kind: {stacks[self.last[row]] for row in alike} for kind, alike in others.items()}
+        found = {}
+        for row in left:
+            stack, last = stacks[self.made[row]], {stacks[self.last[row]]}
+            for kind in ((stack, None), (stack, sizes[row])):
+                if ends.get(kind) == last and len(others[kind]) >= _FEW:
+                    found[row] = others[kind][-1]
+        return found
 
     def is_freed(self, row: int) -> bool:
         """Whether the program frees a block within the trace."""
