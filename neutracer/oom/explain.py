@@ -399,7 +399,7 @@ def explained(
     notes += _notes(snap, case)
     bill, trials = bill_of(case), Trials(case)
     verdicts = () if fits or case.is_unknown else verdicts_of(case, bill, trials)
-    if verdicts and failure.event is not None and case.has_trace and not trials.works:
+    if verdicts and failure.event is not None and not (trials.works or snap.partial):
         notes.append(
             "Nothing was tried: the model of the allocator does not repeat the recording up to the "
             "failure, so how far a change takes the program is not known."

@@ -268,15 +268,23 @@ def _layers(frame: FrameType | None) -> dict[str, Any]:
 
 def _lists_with(module: Any, inner: Any) -> Iterator[tuple[str, int, int]]:
     """The lists of modules of one class in a module that have another: the name, how many there
-    are up to it, and how many in all."""
+    are up to it, and how many in all. No code of the modules runs."""
     nn, name = sys.modules["torch.nn"], type(module).__name__
-    lists = {f"{name}.{attribute}": one for attribute, one in module._modules.items()}
-    for said, one in {name: module, **lists}.items():
-        if isinstance(one, nn.Sequential if one is module else nn.ModuleList):
-            members = list(one._modules.values())
-            begun = next((at for at, member in enumerate(members, 1) if member is inner), 0)
-            if begun and len({type(member) for member in members}) == 1:
-                yield said, begun, len(members)
+    lists = {name: module} if issubclass(type(module), nn.Sequential) else {}
+    for attribute, one in list(_members(module).items()):
+        if issubclass(type(one), nn.ModuleList):
+            lists[f"{name}.{attribute}"] = one
+    for said, one in lists.items():
+        members = list(_members(one).values())
+        begun = next((at for at, member in enumerate(members, 1) if member is inner), 0)
+        if begun and len({type(member) for member in members}) == 1:
+            yield said, begun, len(members)
+
+
+def _members(module: Any) -> dict[str, Any]:
+    """The modules in a module; none in one whose __init__ has not run."""
+    members = module.__dict__.get("_modules")
+    return members if isinstance(members, dict) else {}
 
 
 def _of_variables(frame: FrameType, read: Callable[[dict[str, Any]], _T]) -> _T:

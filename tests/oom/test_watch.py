@@ -419,6 +419,15 @@ def test_facts_say_how_far_a_forward_pass_had_come():
     assert ran(torch.nn.Sequential(*(Decoder(6, at) for at in (6, 2)))) == third
     outer = torch.nn.Sequential(*(Decoder(1, at) for at in (1, 0, 1)))
     assert ran(outer) == {"layers": "Sequential", "layers_begun": 2, "layers_count": 3}
+
+    class Bare(torch.nn.Module):
+        def __init__(self):
+            """Its parts are those of no module."""
+
+        def run(self):
+            return ran(Decoder(6, 2))
+
+    assert Bare().run() == third
     # Modules of several classes don't need as much each.
     assert ran(torch.nn.Sequential(Block(True), torch.nn.ReLU())) == {}
     assert oom_watch._layers(sys._getframe()) == {}
