@@ -476,9 +476,10 @@ def _headline(entry: Entry, width: int) -> list[Line]:
 
 
 def _note_lines(note: Note, width: int) -> list[Line]:
-    """The sentence; what is to be copied is never cut, and alone on its line for want of room."""
+    """The sentence; what is to be copied is never cut, and a setting alone on its line."""
     if isinstance(note.text, Copyable):
-        rows = _after_copied(clean(note.text), _ending(note, width), width)
+        ending = _ending(note, width)
+        rows = [Copyable(clean(note.text)), *(wrap(ending, width) if ending else ())]
     elif isinstance(note.detail, Copyable) and not note.place:
         rows, copied = wrap(sentence(note.opening), width), clean(note.detail)
         if display_width(f"{rows[-1]} {copied}") <= width:
@@ -509,13 +510,6 @@ def _ending(note: Note, width: int) -> str:
         room = max(width - display_width(location) - 3, 1)
         text = f"{shorten_right(clean(note.place.function), room)} ({location})"
     return shorten_right(text, width).replace(" ", _UNBROKEN)
-
-
-def _after_copied(copied: str, ending: str, width: int) -> list[str]:
-    whole = f"{copied} {ending}" if ending else copied
-    if display_width(whole) <= width:
-        return [whole]
-    return [Copyable(copied), *(wrap(ending, width) if ending else ())]
 
 
 # ---- Terminal ----------------------------------------------------------------------------
