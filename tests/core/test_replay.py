@@ -168,3 +168,35 @@ def test_restored_slack_is_told_from_request() -> None:
 def test_restored_block_of_no_request_is_requested() -> None:
     # Nothing of 7 MiB ever lay there.
     assert allocated_at_end(restored(3, 5, 7), "roundup_power2_divisions:2") == 1.5 + 8
+
+
+def regiven() -> core.Program:
+    """Two segments are given back, and the driver gives the older place again first. Of two
+    equal holes in them the lower one serves, and what is left of the other is given back."""
+    trace = Trace()
+    sizes = {0: 20, 100: 24}
+    for _ in range(2):
+        for addr, mib in sizes.items():
+            trace.add("segment_alloc", addr, mib, "make")
+            trace.add("alloc", addr, mib, "make")
+        for addr, mib in sizes.items():
+            trace.free(addr, mib, "make")
+        if not any(event["action"] == "segment_free" for event in trace.events):
+            for addr, mib in sizes.items():
+                trace.add("segment_free", addr, mib, "empty")
+    for addr, mib in sizes.items():
+        trace.add("alloc", addr, 9, "use")
+        trace.add("alloc", addr + 9, mib - 9, "use")
+    for addr in sizes:
+        trace.free(addr, 9, "use")
+    trace.add("alloc", 0, 9, "again")
+    for addr, mib in sizes.items():
+        trace.free(addr + 9, mib - 9, "use")
+    trace.add("segment_free", 100, 24, "empty")
+    trace.end(0, [(9, 9), (11, 0)])
+    return trace.program()
+
+
+def test_segments_lie_where_the_driver_gave_them_again() -> None:
+    reserved = memoryview(regiven().series("")[1]["reserved"]).cast("Q")
+    assert reserved[-1] == 20 * MIB

@@ -23,7 +23,9 @@ typedef struct replay_places {
     uint64_t count;     /* of places in all */
     uint64_t low, high; /* places below and from here on are free */
     uint32_t *ranks;    /* the start's areas, then the new places of the trace */
-    size_t rank_count;
+    uint32_t *recorded; /* by place of the program: its item of `ranks` */
+    size_t rank_count, recorded_next;
+    bool is_left;          /* a new segment was not the next one of the trace */
     uint32_t *order_of[2]; /* new places of the trace: small ones, larger ones */
     size_t order_count[2], order_next[2];
     replay_place *given[2]; /* newest last */
@@ -98,6 +100,10 @@ typedef struct replay {
 /* So many of the places given back last are looked at for one to use again. */
 #define REPLAY_GIVEN 64
 
+/* The same for the one that the trace took: all, where a device's segments are few
+ * thousands, and a bound on the time where they are not. */
+#define REPLAY_GIVEN_RECORDED 4096
+
 enum { REPLAY_SMALL, REPLAY_LARGE };
 
 static size_t
@@ -118,15 +124,18 @@ replay_collect(replay_places *p, nt_sort_item *items, size_t *count, nt_error *e
         const nt_program_area *area = &p->program->areas[i];
         items[*count] = (nt_sort_item){area->address, (uint32_t)*count};
         (*count)++;
-        status = nt_map_set(&seen[replay_kind(area->size)], area->address, 0, err);
+        status =
+            nt_map_set(&seen[replay_kind(area->size)], area->address, (uint32_t)i, err);
     }
     for (size_t i = 0; i < p->program->place_count && status == NT_OK; i++) {
         const nt_program_place *place = &p->program->places[i];
         const size_t kind = replay_kind(place->size);
-        if (nt_map_find(&seen[kind], place->address) != NT_NONE) {
+        p->recorded[i] = nt_map_find(&seen[kind], place->address);
+        if (p->recorded[i] != NT_NONE) {
             continue;
         }
-        status = nt_map_set(&seen[kind], place->address, 0, err);
+        p->recorded[i] = (uint32_t)*count;
+        status = nt_map_set(&seen[kind], place->address, (uint32_t)*count, err);
         p->order_of[kind][p->order_count[kind]++] = (uint32_t)*count;
         items[*count] = (nt_sort_item){place->address, (uint32_t)*count};
         (*count)++;
@@ -146,11 +155,12 @@ replay_rank(replay_places *p, nt_error *err)
     }
     p->rank_count = most + 1;
     p->ranks = nt_allocate(&p->alloc, p->rank_count * sizeof(uint32_t));
+    p->recorded = nt_allocate(&p->alloc, p->rank_count * sizeof(uint32_t));
     p->order_of[0] = nt_allocate(&p->alloc, p->rank_count * sizeof(uint32_t));
     p->order_of[1] = nt_allocate(&p->alloc, p->rank_count * sizeof(uint32_t));
     nt_sort_item *items = nt_allocate(&p->alloc, bytes);
-    if (p->ranks == NULL || p->order_of[0] == NULL || p->order_of[1] == NULL ||
-        items == NULL) {
+    if (p->ranks == NULL || p->recorded == NULL || p->order_of[0] == NULL ||
+        p->order_of[1] == NULL || items == NULL) {
         nt_release(&p->alloc, items, bytes);
         return nt_fail_nomem(err);
     }
@@ -196,6 +206,7 @@ replay_close_places(replay *r)
     replay_places *p = &r->places;
     const size_t bytes = p->rank_count * sizeof(uint32_t);
     nt_release(&p->alloc, p->ranks, bytes);
+    nt_release(&p->alloc, p->recorded, bytes);
     nt_map_clear(&p->used);
     for (size_t kind = 0; kind < 2; kind++) {
         nt_release(&p->alloc, p->order_of[kind], bytes);
@@ -232,16 +243,25 @@ replay_take_outside(replay_places *p, bool above, uint64_t *place, nt_error *err
     return NT_OK;
 }
 
-/* The newest of the places given back that is large enough. */
-static bool
-replay_take_again(replay_places *p, uint64_t size, uint64_t *address)
+/* Where a place of `ranks` lies. */
+static uint64_t
+replay_lie(const replay_places *p, uint32_t item)
 {
-    const size_t kind = replay_kind(size);
+    const size_t recorded = p->program->area_count + p->program->place_count;
+    return ((p->count - recorded) / 2 + p->ranks[item]) << p->shift;
+}
+
+/* The newest of the places given back that is large enough or, for a size of 0, the one
+ * at *address. */
+static bool
+replay_take_again(replay_places *p, size_t kind, uint64_t size, uint64_t *address)
+{
     replay_place *given = p->given[kind];
     const size_t count = p->given_count[kind];
-    const size_t end = count > REPLAY_GIVEN ? count - REPLAY_GIVEN : 0;
+    const size_t most = size == 0 ? REPLAY_GIVEN_RECORDED : REPLAY_GIVEN;
+    const size_t end = count > most ? count - most : 0;
     for (size_t i = count; i-- > end;) {
-        if (given[i].size >= size) {
+        if (size == 0 ? given[i].address == *address : given[i].size >= size) {
             *address = given[i].address;
             for (; i + 1 < count; i++) {
                 given[i] = given[i + 1];
@@ -251,6 +271,28 @@ replay_take_again(replay_places *p, uint64_t size, uint64_t *address)
         }
     }
     return false;
+}
+
+/* Where the trace's next segment lay, as long as all new ones were the trace's. */
+static bool
+replay_take_next(replay_places *p, size_t kind, uint64_t size, uint64_t *address)
+{
+    const size_t next = p->recorded_next;
+    p->is_left |=
+        next >= p->program->place_count || p->program->places[next].size != size;
+    if (p->is_left) {
+        return false;
+    }
+    const uint32_t item = p->recorded[next];
+    const size_t new = p->order_next[kind];
+    *address = replay_lie(p, item);
+    if (new < p->order_count[kind] && p->order_of[kind][new] == item) {
+        p->order_next[kind]++;
+    } else {
+        p->is_left = !replay_take_again(p, kind, 0, address);
+    }
+    p->recorded_next++;
+    return !p->is_left;
 }
 
 static nt_status
@@ -267,12 +309,12 @@ replay_take(void *ctx, const nt_allocator_need *need, uint64_t *address, nt_erro
     } else if (p->order != NT_ORDER_RECORDED || need->is_reservation) {
         const bool above = p->order != NT_ORDER_FALLING;
         NT_TRY(replay_take_outside(p, above, &place, err));
-    } else if (replay_take_again(p, need->size, address)) {
+    } else if (replay_take_next(p, kind, need->size, address) ||
+               replay_take_again(p, kind, need->size, address)) {
         return NT_OK;
     } else if (p->order_next[kind] < p->order_count[kind]) {
-        const uint32_t next = p->order_of[kind][p->order_next[kind]++];
-        place = (p->count - p->program->area_count - p->program->place_count) / 2 +
-                p->ranks[next];
+        *address = replay_lie(p, p->order_of[kind][p->order_next[kind]++]);
+        return NT_OK;
     } else {
         NT_TRY(replay_take_outside(p, false, &place, err));
     }
@@ -305,18 +347,17 @@ replay_get_places(replay *r)
     return (nt_allocator_places){.take = replay_take, .give = replay_give, .ctx = r};
 }
 
-/* The place of the start's area `i`, or of one more for NT_NONE. */
+/* The place of the start's area `i`. */
 static nt_status
 replay_start_place(replay *r, uint32_t i, uint64_t *address)
 {
     replay_places *p = &r->places;
     uint64_t place;
-    if (p->order == NT_ORDER_RANDOM) {
-        NT_TRY(replay_draw(p, &place, r->err));
-    } else {
-        place = (p->count - p->program->area_count - p->program->place_count) / 2 +
-                p->ranks[i];
+    if (p->order != NT_ORDER_RANDOM) {
+        *address = replay_lie(p, i);
+        return NT_OK;
     }
+    NT_TRY(replay_draw(p, &place, r->err));
     *address = place << p->shift;
     return NT_OK;
 }

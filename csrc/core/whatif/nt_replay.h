@@ -15,8 +15,10 @@
 /* In which order the addresses of new segments come. Only the order matters: it decides
  * between free blocks of one size. The driver's own can't be predicted. */
 typedef enum nt_replay_order {
-    NT_ORDER_RECORDED, /* the n-th new place lies as the n-th of the trace did */
-    NT_ORDER_RANDOM,   /* as `seed` says */
+    /* As the trace's, as long as the new segments are its own; then the n-th new place
+     * lies as the n-th of the trace did. */
+    NT_ORDER_RECORDED,
+    NT_ORDER_RANDOM, /* as `seed` says */
     NT_ORDER_RISING,
     NT_ORDER_FALLING,
 } nt_replay_order;
