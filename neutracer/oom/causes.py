@@ -13,7 +13,7 @@ from math import isqrt, prod
 from typing import Any
 
 from neutracer.heap.owners import AUTOCAST, GARBAGE, IN_USE, SLICES, UNSEEN
-from neutracer.oom.bill import Bill
+from neutracer.oom.bill import Bill, BillTerm
 from neutracer.oom.case import KINDS, Case, Cause, Remedy, Verdict, free_bytes, least_worth
 from neutracer.oom.facts import UNIT
 from neutracer.oom.steps import FEWEST, Grower, Growth, saw_tooth
@@ -614,16 +614,49 @@ def _kept(
     return Verdict(kind, nbytes, evidence, advice, message, suffices, remedy, frees=frees)
 
 
-def leak(case: Case) -> Verdict | None:
-    """What step after step left behind."""
+def leak(case: Case, bill: Bill) -> Verdict | None:
+    """What step after step left behind, and what else the same containers keep."""
     growth = _piled_up(case)
     if growth is None or growth.by_size:
         return None
+    along = _kept_along(case, bill, growth)
+    beside = sum(one.piled_up for one in along)
+    each = growth.bytes_per_step + beside // growth.steps
     message = (
-        f"leak: {format_bytes(growth.piled_up)} piled up over {_over(growth)} "
-        f"({format_bytes(growth.bytes_per_step)} each)"
+        f"leak: {format_bytes(growth.piled_up + beside)} piled up over {_over(growth)} "
+        f"({format_bytes(each)} each)"
     )
-    return _of_growth("leak", case, growth, message, *_leak_advice(case, growth))
+    found = _of_growth("leak", case, growth, message, *_leak_advice(case, growth))
+    if not along:
+        return found
+    made, at = case.columns("alloc_event", "address")
+    rows = (row for one in along for row in case.rows_at(one.place or UNKNOWN_PLACE))
+    begin = growth.rounds.begins[-2]
+    frees = found.frees | {at[row] for row in rows if made[row] < begin}
+    notes = tuple(
+        Note(f"{format_bytes(one.piled_up)} beside it, by", one.place) for one in along[:_TOLD]
+    )
+    nbytes, evidence = found.bytes + beside, (*found.evidence, *notes)
+    suffices = case.room.would_hold(freed=frees)
+    return replace(found, bytes=nbytes, evidence=evidence, suffices=suffices, frees=frees)
+
+
+# A chain of holders up to the container of many that grows.
+_CONTAINER = re.compile(r".*?\[…\]")
+
+
+def _kept_along(case: Case, bill: Bill, growth: Growth) -> list[BillTerm]:
+    """The lines that piled up in the containers that hold what grows, but not in every step: as
+    the states of models that fail now and then."""
+    chains = [_CONTAINER.match(case.holder_of(one.place)) for one in growth.growers]
+    keepers = tuple({chain[0] for chain in chains if chain})
+    growing = {one.place for one in growth.growers}
+    least = least_worth(case.failure.size)
+    return [
+        one
+        for one in bill.lines
+        if one.piled_up >= least and one.place not in growing and one.holder.startswith(keepers)
+    ]
 
 
 def young_pile(case: Case, bill: Bill) -> Verdict | None:
@@ -2095,7 +2128,6 @@ _CAUSES: tuple[Cause, ...] = (
     cycle_garbage,
     other_pool,
     non_torch,
-    leak,
     cache_growth,
 )
 
@@ -2108,6 +2140,7 @@ def verdicts_of(case: Case, bill: Bill, trials: Trials) -> tuple[Verdict, ...]:
     if hopeless is not None:
         return (hopeless,)
     candidates = [fragmentation(case, trials), *(cause(case) for cause in _CAUSES)]
+    candidates.append(leak(case, bill))
     candidates.append(process_cap(case, trials))
     exceptions = None
     if case.growth is None or case.growth.bytes < LEAST_CURE * case.usable:

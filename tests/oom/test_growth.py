@@ -92,6 +92,35 @@ def test_what_was_there_before_the_trace_did_not_pile_up_in_it() -> None:
     assert first.bytes == 360 * MIB
 
 
+@pytest.mark.parametrize(
+    ("chain", "message"),
+    [
+        ("frame main (a.py:1) → failed[…][1]", "leak: 440 MiB piled up over 12 steps (36.7 MiB"),
+        ("frame main (a.py:1) → kept", "leak: 240 MiB piled up over 12 steps (20 MiB"),
+    ],
+)
+def test_what_the_container_that_grows_keeps_now_and_then_is_of_the_leak(
+    chain: str, message: str
+) -> None:
+    recording = Recording()
+    scratch = recording.segment(10)
+    for number in range(12):
+        recording.metadata = f"step {number}"
+        block = recording.alloc(scratch, 10, "forward")
+        recording.own(20, "cache")
+        if number in (4, 9):
+            recording.own(100, "keep")
+        recording.free(block)
+    recording.metadata = "step 12"
+    recording.oom(10, device_free=0, stack="forward")
+    holders = (
+        ("cache (work.py:44)", "frame main (a.py:1) → failed[…][0]"),
+        ("keep (work.py:30)", chain),
+    )
+    why = explained(recording, holders=holders)
+    assert why.verdicts[0].message.startswith(message)
+
+
 # ---- what a step needs ---------------------------------------------------------------------
 
 
