@@ -370,6 +370,11 @@ _GIVEN_BACK = 0.5
 # A saw-tooth this many falls above its median no longer falls back.
 _UNRETURNED = 1.5
 
+# A stair is a rise by this share of the level, stairs differ by less than this factor, and this
+# share of them is still there.
+_STAIR = 0.05
+_ALIKE = 0.5
+
 # Blocks waiting for a stream explain a cache's growth from this share on.
 _WAITING = 0.5
 
@@ -496,6 +501,9 @@ def _not_growing(live: Trend, seen: Observed) -> Verdict:
         return Verdict(
             "unknown", live, f"It rose in each of {live.steps} {seen.unit}s, too few for proof."
         )
+    stairs = _stairs(live, seen)
+    if stairs:
+        return Verdict("unknown", live, stairs)
     if live.grows:
         return Verdict("steady", live, "It grows by too little to matter.")
     if seen.timeline is None and live.is_in_doubt and not live.is_levelling and _would_matter(seen):
@@ -506,6 +514,23 @@ def _not_growing(live: Trend, seen: Observed) -> Verdict:
         )
         return Verdict("unknown", live, text)
     return Verdict("steady", live, _given_back(seen) or "No growth shows after the warm-up.")
+
+
+def _stairs(live: Trend, seen: Observed) -> str:
+    """The rises at once that nothing took back, as a sentence, where there are several alike, as
+    of a loop around the steps that keeps something of each turn."""
+    rises = [(at, nbytes) for at, nbytes in live.jumps if at > 1 and nbytes > _STAIR * live.last]
+    sizes = [nbytes for _, nbytes in rises]
+    if seen.unit != "step" or len(rises) < _FEWEST or min(sizes) < _ALIKE * max(sizes):
+        return ""
+    kept = live.last - seen.allocated[rises[0][0] - 1]
+    if kept < _ALIKE * sum(sizes):
+        return ""
+    at = " and ".join(format_count(at) for at, _ in (rises[0], rises[-1]))
+    return (
+        f"Between steps {at} it rose at once {len(rises)} times, by {format_bytes(round(kept))} "
+        "that nothing gave back: a loop around the steps may keep something of each turn."
+    )
 
 
 def _given_back(seen: Observed) -> str:

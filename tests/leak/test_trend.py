@@ -249,6 +249,17 @@ def test_change_points_are_told() -> None:
     assert [(point.step, point.bytes) for point in trend.change_points] == [(30, 600 * MIB)]
 
 
+@pytest.mark.parametrize(
+    ("stairs", "verdict"), [((36, 44, 52), "unknown"), ((36, 48), "steady"), ((), "steady")]
+)
+def test_stairs_are_not_called_steady(stairs: tuple[int, ...], verdict: str) -> None:
+    """As of trials of several steps, of which some keep their model."""
+    models = [sum(step >= at for at in stairs) for step in range(60)]
+    assert leak_trend([LEVEL + 400 * MIB * kept for kept in models]).verdict == verdict
+    falling = [LEVEL + 400 * MIB * (kept % 2) for kept in models]
+    assert leak_trend(falling).verdict == "steady"
+
+
 def test_change_points_that_are_not_shown_are_counted() -> None:
     trend = leak_trend([LEVEL] * 60)
     points = tuple(ChangePoint(step, 600 * MIB) for step in range(8))
