@@ -609,8 +609,12 @@ def _kept(
     message: str,
     remedy: Remedy,
 ) -> Verdict:
-    """The verdict on blocks that are kept, by their addresses."""
+    """The verdict on blocks that are kept, by their addresses. A holder that the advice names is
+    not named again."""
     suffices = case.room.would_hold(freed=frees)
+    named = {note for note in evidence for one in advice
+             if note.text.removeprefix(_HELD_BY) in one.text}  # fmt: skip
+    evidence = tuple(note for note in evidence if note not in named)
     return Verdict(kind, nbytes, evidence, advice, message, suffices, remedy, frees=frees)
 
 
@@ -933,10 +937,13 @@ def _models(case: Case, place: Place) -> Note:
     return Note(f"{text}, in {chain}") if chain else Note(f"{text}, that are made here:", place)
 
 
+_HELD_BY = "held by "
+
+
 def _held_by(case: Case, place: Place) -> tuple[Note, ...]:
     """Who held the blocks of a line, where the process was asked."""
     chain = case.holder_of(place)
-    return (Note(f"held by {chain}"),) if chain else ()
+    return (Note(f"{_HELD_BY}{chain}"),) if chain else ()
 
 
 def _let_go(case: Case, place: Place, of_modules: bool, chain: str) -> Note:

@@ -367,7 +367,10 @@ def text_lines(document: Document, width: int, budget: float | None) -> list[Lin
         lines = [line for line in layout(page, width) if line]
     elif len(lines) < _BRIEF_LINES:
         lines += _title_lines(page, width)[:1]
-    return [_cut(line, width) for line in lines[:_BRIEF_LINES]]
+    shown = [_cut(line, width) for line in lines[:_BRIEF_LINES]]
+    if len(lines) > _BRIEF_LINES:
+        shown[-1] = _cut((*shown[-1], Span(" …")), width)
+    return shown
 
 
 def _cut(line: Line, width: int) -> Line:
