@@ -737,10 +737,12 @@ def _left_rows(case: Case, begins: Sequence[int]) -> list[int]:
     first, last = bisect_left(made, begins[0]), bisect_left(made, begins[-2])
     began: dict[int, int] = {}
     goes: Counter[int] = Counter()
-    for row in range(first, last):
-        number = bisect_right(begins, made[row])
-        if began.setdefault(stacks[row], number) < number:
-            goes[stacks[row]] += 1 if 0 <= freed[row] < begins[number + 1] else -1
+    edges = [*(bisect_left(made, begin) for begin in begins[:-2]), last]
+    for number, (low, high) in enumerate(pairwise(edges), 1):
+        end = begins[number + 1]
+        for stack, gone in zip(stacks[low:high], freed[low:high], strict=True):
+            if began.setdefault(stack, number) < number:
+                goes[stack] += 1 if 0 <= gone < end else -1
     return [
         row
         for row in case.live_rows

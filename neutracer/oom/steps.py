@@ -298,14 +298,15 @@ def graph_keeper(snap: Snapshot, timeline: Timeline, rounds: Rounds, event: int)
     backward: list[tuple[int, int]] = []
     passes = _Passes(timeline)
     columns = [rows.codes(name) for name in ("alloc_event", "free_event", "size")]
-    for at, freed, size in zip(*columns, strict=True):
-        if not begins[0] <= at < begins[-1]:
-            continue
-        number = bisect_right(begins, at)
+    low, high = (bisect_left(columns[0], at) for at in (begins[0], begins[-1]))
+    number = 0
+    for at, freed, size in zip(*(each[low:high] for each in columns), strict=True):
+        number = bisect_right(begins, at, number)
         step, is_kept = steps[number - 1], freed == -1 or freed > event
-        step.kept[role[at]] += size * is_kept
-        if role[at] == Role.BACKWARD and is_kept:
-            backward.append((at, size))
+        if is_kept:
+            step.kept[role[at]] += size
+            if role[at] == Role.BACKWARD:
+                backward.append((at, size))
         its = passes.after(at, begins[number]) if role[at] == Role.MODULE else None
         if its is not None:
             one = step.passes[its]
@@ -530,9 +531,10 @@ def rises(values: Sequence[int]) -> bool:
 
 
 def _churns(timeline: Timeline, begins: Sequence[int]) -> bool:
-    freed = timeline.events.find("action", "free_completed")
+    names, codes = timeline.events.texts("action"), timeline.events.codes("action")
+    freed = names.index("free_completed") if "free_completed" in names else NONE
     inner = list(pairwise(begins[1:]))
-    churning = sum(bisect_left(freed, begin) < bisect_left(freed, end) for begin, end in inner)
+    churning = sum(freed in codes[begin:end] for begin, end in inner)
     return churning >= _CHURNING * len(inner)
 
 
@@ -541,12 +543,16 @@ def _lasting_rows(timeline: Timeline, begins: Sequence[int]) -> dict[int, list[t
     rows = timeline.allocations
     columns = (rows.codes("alloc_event"), rows.codes("free_event"), rows.codes("stack"))
     found: dict[int, list[tuple[int, ...]]] = {}
+    low = 0
     for row, (made, freed, stack) in enumerate(zip(*columns, strict=True)):
         # What was freed before the trace (-2) still waits for a stream.
         if freed == -2:
             continue
-        low = bisect_right(begins, made)
-        high = len(begins) if freed < 0 else bisect_right(begins, freed)
+        # Rows are in order of allocation.
+        low = bisect_right(begins, made, low)
+        if 0 <= freed < (begins[low] if low < len(begins) else math.inf):
+            continue
+        high = len(begins) if freed < 0 else bisect_right(begins, freed, low)
         if low < high:
             # Backward's threads record no stack, or an empty one, of the same block.
             found.setdefault(EMPTY if stack == NONE else stack, []).append((row, low, high))
@@ -798,11 +804,14 @@ def same_points(timeline: Timeline, begins: Sequence[int], event: int) -> dict[i
     of that stack. A step that is longer than the earlier one has that much of its loop still
     before it. The last of `begins` is of the request's step.
     """
-    made, stacks = timeline.events.find("action", "alloc"), timeline.events.codes("stack")
+    ended = len(begins) - 1
+    first = max(ended - _COMPARED, 0)
+    made, stacks = timeline.allocations.codes("alloc_event"), timeline.events.codes("stack")
+    made = made[bisect_left(made, begins[first]) : bisect_left(made, event)].tolist()
     edges = [bisect_left(made, begin) for begin in begins]
-    own, ended = made[edges[-1] : bisect_left(made, event)], len(begins) - 1
+    own = made[edges[-1] :]
     points = {}
-    for number in range(max(ended - _COMPARED, 0), ended):
+    for number in range(first, ended):
         point = _same_point(stacks, stacks[event], own, made[edges[number] : edges[number + 1]])
         if point is not None:
             points[number] = point

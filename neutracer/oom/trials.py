@@ -361,7 +361,7 @@ class Trials:
         stretch = self._stretch
         if stretch is None:
             return None
-        return array("d", (one * (1 + 1 / PARTS) if one > 1 else one for one in stretch))
+        return array("d", [one * (1 + 1 / PARTS) if one > 1 else one for one in stretch])
 
     @cached_property
     def _stays(self) -> bytes:
