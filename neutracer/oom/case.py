@@ -34,6 +34,9 @@ from neutracer.trace.timeline import Layout, Timeline
 # What an answer of who holds blocks begins with where no name of the program does.
 _NO_NAME = ("garbage", "no Python object", "no name leads to it")
 
+# So many times what was in use ever before is a new height: an epoch's noise makes less.
+_NEW_HEIGHT = 1.1
+
 #: The kinds of verdicts, in the order in which the main one is chosen.
 KINDS = (
     "unreasonable_request",
@@ -605,6 +608,18 @@ class Case:
         if demand is None or not demand.steps:
             return False
         return demand.so_far - self.failure.size > demand.largest
+
+    @property
+    def is_first_pass(self) -> bool:
+        """Whether it failed inside of a module before any round had ended, and with the request
+        more is in use than ever before: nothing shows what the pass needs in all."""
+        event = self.failure.event
+        if event is None or not self.has_trace or self.rounds is not None:
+            return False
+        if self.phase.name not in ("forward", "inference"):
+            return False
+        most = max(self.timeline.allocated[: event + 1])
+        return self.room.allocated + self.failure.size > _NEW_HEIGHT * most
 
     @cached_property
     def holdings(self) -> tuple[Holding, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, takewhile, zip_longest
 from math import isqrt, prod
@@ -220,7 +220,7 @@ def fragmentation(case: Case, trials: Trials) -> Verdict | None:
         suffices,
         remedy,
         # Nothing shows what a whole first step needs: as a rule more than what is free inside.
-        finishes=False if case.is_first_step else None,
+        finishes=False if case.is_first_step or case.is_first_pass else None,
     )
 
 
@@ -1030,6 +1030,11 @@ _HOLDERS = (
         "object drop its tensors: what it is registered with keeps the object",
     ),
     (
+        re.compile(r"\.lora_[A-Z]\w*\."),
+        "delete each adapter where it goes out of use, model.delete_adapter(name) (in diffusers "
+        "delete_adapters(name)): the layers keep every one that was added",
+    ),
+    (
         re.compile(r"^frame deepcopy "),
         _ON_COPIES,
     ),
@@ -1070,8 +1075,13 @@ def _by_holder(held: str) -> tuple[Note, ...]:
 
 def _call_of_modules(stack: Sequence[Frame]) -> Place | None:
     """The program's own line outside of all modules that called the outermost of them."""
-    calls = [at for at, frame in enumerate(stack) if frame.name == "_call_impl"]
-    outside = stack[calls[-1] + 1 :] if calls else ()
+    return _call_outside(stack, lambda frame: frame.name == "_call_impl")
+
+
+def _call_outside(stack: Sequence[Frame], is_inside: Callable[[Frame], bool]) -> Place | None:
+    """The program's own line that called the outermost of some frames."""
+    inside = [at for at, frame in enumerate(stack) if is_inside(frame)]
+    outside = stack[inside[-1] + 1 :] if inside else ()
     return next((place_of((frame,)) for frame in outside if is_own(frame)), None)
 
 
@@ -1428,7 +1438,8 @@ def _broadcast(case: Case) -> tuple[Note, ...]:
         return ()
     # Without an event the request is known as the segment that it asked for.
     rounded = UNIT if case.failure.event is None else _ROUNDED
-    for (one, left, dtype), (other, right, dtype_too) in combinations(_frame_tensors(case), 2):
+    tensors = _frame_tensors(case)
+    for (one, left, dtype), (other, right, dtype_too) in combinations(tensors, 2):
         both = _broadcast_shape(left, right)
         size = prod(both) * max(_WIDTHS[dtype], _WIDTHS[dtype_too])
         if prod(both) < _BROADCAST * max(prod(left), prod(right), 1):
@@ -1438,8 +1449,25 @@ def _broadcast(case: Case) -> tuple[Note, ...]:
                 f"{one} {left} and {other} {right} broadcast to {both}: squeeze() or unsqueeze() "
             )
             return (Note(f"{text}one of them, if that is not meant"),)
+    for name, shape, dtype in tensors:
+        size = prod(shape) * _WIDTHS[dtype]
+        pairs = [
+            side for side in shape[:-1] if size * side <= case.failure.size < size * side + rounded
+        ]
+        if pairs and pairs[0] >= _BROADCAST:
+            return (
+                Note(
+                    f"it makes all {pairs[0]} x {pairs[0]} pairs of {name} {shape}: {_ON_PAIRS}",
+                    case.place,
+                ),
+            )
     return _square(case)
 
+
+_ON_PAIRS = (
+    "take torch.cdist() for distances, matmul() for products, or pieces of it in a loop (under "
+    "torch.utils.checkpoint where it is trained): then no tensor has them all:"
+)
 
 # A request of a smaller part of what there is hardly is what a function works on.
 _LARGE_PART = 0.2
@@ -1650,6 +1678,8 @@ def too_little(case: Case, trials: Trials) -> Verdict:
     message = f"the program needs at least {format_bytes(missing)} more than the device{total} has"
     if could >= size and case.is_first_step:
         message = f"the first step needs more than the device{total} has"
+    elif could >= size and case.is_first_pass:
+        message = f"the first pass needs more than the device{total} has"
     return Verdict("capacity", missing, tuple(evidence), tuple(advice), message, True, remedy)
 
 
@@ -1664,6 +1694,12 @@ _ON_UNREAD_METRICS = (
 _ON_SOLVERS = (
     "call torchdiffeq.odeint_adjoint() in place of odeint(): it keeps no graph of the solver's "
     "steps, which the backward pass needs otherwise; or fewer of them, or a smaller batch"
+)
+
+_ON_CHUNKS = (
+    "pass chunk_size= to the outermost torch.func.vmap, jacrev or jacfwd: each works on all "
+    "samples, or rows of the Jacobian, at once, with intermediate results for each; less by as "
+    "much as a chunk is smaller"
 )
 
 # Lines of libraries that allocate what an argument sizes, or that keep what they get until they
@@ -1682,11 +1718,13 @@ _SIGNATURES = (
         "pass foreach=False (or fused=True) to the optimizer: its foreach kernels copy all "
         "gradients or updates at once",
     ),
+    ("/torch/_functorch/", "jac", _ON_CHUNKS),
+    ("/torch/_functorch/", "vmap", _ON_CHUNKS),
     (
-        "/torch/_functorch/",
-        "jac",
-        "pass chunk_size= to it: torch.func.jacrev and jacfwd work on all rows of the Jacobian at "
-        "once, with intermediate results for each; less by as much as a chunk is smaller",
+        "/torch_geometric/nn/aggr/lstm.py",
+        "forward",
+        "cap the neighbours of a node (num_neighbors=, or a fanout, in evaluation too), or take "
+        "aggr='mean': an LSTM aggregation pads the neighbours of all nodes to the largest number",
     ),
     (
         "/torch/optim/lbfgs.py",
@@ -1779,7 +1817,17 @@ def _is_read(case: Case, stack: Sequence[Frame]) -> bool:
 def _of_request(case: Case) -> tuple[Note, ...]:
     """What the request alone tells: the library that made it has a signature, or its size one."""
     text = _of_asking(case)
-    return (*((Note(f"{text}:", case.place),) if text else ()), *_broadcast(case))
+    return (*((_to_change(case, text),) if text else ()), *_broadcast(case))
+
+
+def _to_change(case: Case, text: str) -> Note:
+    """What to change for a library, at the program's own line where it takes the argument."""
+    call = _call_outside(case.stack, _is_a_transform) if text == _ON_CHUNKS else None
+    return Note(f"{text}:", call or case.place) if case.stack else Note(text)
+
+
+def _is_a_transform(frame: Frame) -> bool:
+    return "/torch/_functorch/" in frame.filename.replace("\\", "/")
 
 
 def _signature_of_most(case: Case) -> str:
@@ -1839,9 +1887,9 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
         *_broadcast(case), *_in_place(case),
         *_weights_again(case), *largest, *_without_graph(case), *smaller, *advice
     ]  # fmt: skip
-    known_cure = _of_asking(case) or _signature_of_most(case)
-    if known_cure:
-        advice.insert(0, Note(known_cure))
+    asking, of_most = _of_asking(case), _signature_of_most(case)
+    if asking or of_most:
+        advice.insert(0, _to_change(case, asking) if asking else Note(of_most))
         remedy = Remedy("configure", place=case.place)
     if not advice:
         advice.append(Note("keep less of it alive at a time: a smaller batch, fewer kept tensors"))

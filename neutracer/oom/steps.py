@@ -806,8 +806,8 @@ def same_points(timeline: Timeline, begins: Sequence[int], event: int) -> dict[i
     """
     ended = len(begins) - 1
     first = max(ended - _COMPARED, 0)
-    made, stacks = timeline.allocations.codes("alloc_event"), timeline.events.codes("stack")
-    made = made[bisect_left(made, begins[first]) : bisect_left(made, event)].tolist()
+    rows, stacks = timeline.allocations.codes("alloc_event"), timeline.events.codes("stack")
+    made = rows[bisect_left(rows, begins[first]) : bisect_left(rows, event)].tolist()
     edges = [bisect_left(made, begin) for begin in begins]
     own = made[edges[-1] :]
     points = {}

@@ -397,6 +397,34 @@ def test_shapes_that_broadcast_to_the_request_are_told(
     assert first.advice[0].text.startswith(told) is is_told
 
 
+@pytest.mark.parametrize(
+    ("mib", "is_told"), [(64, True), (63, False), (16 * 64, False)], ids=["128", "126", "2048"]
+)
+def test_pairs_of_a_tensor_with_itself_are_told(mib: int, is_told: bool) -> None:
+    """Of 16 batches with 128 rows of 64 numbers: 128 x 128 rows in each."""
+    recording = full(200)
+    recording.oom(mib, device_free=0, stack="program")
+    (first, *_) = explained(recording, tensors=("tokens: (16, 128, 64) float32",)).verdicts
+    told = "it makes all 128 x 128 pairs of tokens (16, 128, 64)"
+    assert first.advice[0].text.startswith(told) is is_told
+
+
+@pytest.mark.parametrize("before", [0, 900])
+def test_holes_are_no_cause_where_a_first_pass_still_grows(before: int) -> None:
+    recording = Recording()
+    if before:
+        recording.free(recording.own(before, "inference"))
+        recording.release(max(recording.segments))
+    for _ in range(4):
+        recording.own(200, "inference")
+    recording.alloc(recording.segment(60), 10, "inference")
+    recording.oom(100, device_free=60, stack="inference")
+    first = explained(recording, device_total_bytes=1024 * MIB).verdicts[0]
+    is_new = not before
+    assert first.message.startswith("the first pass needs more than the device") is is_new
+    assert (first.kind == "fragmentation") is not is_new
+
+
 def test_shapes_that_broadcast_to_less_than_the_request_are_not_told() -> None:
     recording = full(200)
     recording.oom(12, device_free=0, stack="program")

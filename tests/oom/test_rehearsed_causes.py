@@ -344,7 +344,14 @@ def ran_out(program: Callable[[], None], mib: int) -> neutracer.reports.Verdict:
         (logits_and_gradients, 300, "leak", "release", "influence", ""),
         (saliency_of_a_layer, 200, "leak", "release", "explain_images", ""),
         (trials_that_are_kept, 150, "leak", "release", "trial", ""),
-        (gradients_of_each_sample, 500, "capacity", "smaller_step", None, "chunk_size"),
+        (
+            gradients_of_each_sample,
+            500,
+            "capacity",
+            "configure",
+            "gradients_of_each_sample",
+            "chunk_size",
+        ),
         (predictions_of_an_epoch, 250, "leak", "release", "predict", ""),
         (outputs_with_their_graph, 150, "leak", "no_grad", "batch", "no_grad"),
         (state_with_its_graph, 120, "leak", "release", "state_with_its_graph", "keep no graph"),
@@ -420,7 +427,7 @@ def test_history_of_lbfgs_is_named() -> None:
 def test_jacobian_is_made_in_chunks(mib: int, kind: str) -> None:
     first = ran_out(jacobian_of_all_rows, mib)
     assert first.kind == kind
-    assert "pass chunk_size= to it" in first.advice[0].text
+    assert "pass chunk_size= to the outermost" in first.advice[0].text
     assert first.advice[0].place is not None
     assert first.advice[0].place.filename == "test_rehearsed_causes.py"
 
@@ -695,6 +702,7 @@ def test_more_of_what_is_made_anew_is_a_cause(
             "a few calls at a time",
         ),
         ("distance_bias (lru_cache)", "bound the cache"),
+        ("frame main (a.py:1) → unet.down[0].lora_A.tenant16.weight", "delete each adapter"),
         ("a value in use or C code → method write → self → .model.weight", "unregister"),
         ("frame main (a.py:1) → optimizer.state → key", "make a new optimizer"),
         ("frame main (a.py:1) → fits → self → .optimizer.state → key", "bound it"),
