@@ -602,12 +602,25 @@ class Case:
 
     @property
     def has_outgrown(self) -> bool:
-        """Whether the step that failed has more of its own in use than any before it needed, the
-        request aside."""
+        """Whether the step that failed has more of its own in use than any before it needed: the
+        request aside, or with it where its function has made another as large."""
         demand = self.demand
         if demand is None or not demand.steps:
             return False
+        if demand.so_far > _NEW_HEIGHT * demand.largest and self._is_one_of_several:
+            return True
         return demand.so_far - self.failure.size > demand.largest
+
+    @property
+    def _is_one_of_several(self) -> bool:
+        """Whether the function that asked has another block in use as large as the request."""
+        sizes, stacks = self.columns("size", "stack")
+        alike = (stacks[row] for row in self.live_rows if sizes[row] == self.failure.size)
+        places = self.timeline.places
+        own = (self.place.function, self.place.filename)
+        return any(
+            (places[one].function, places[one].filename) == own for one in alike if one != NONE
+        )
 
     @property
     def is_first_pass(self) -> bool:

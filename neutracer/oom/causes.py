@@ -975,9 +975,9 @@ _ON_EXCEPTIONS = "keep str(error), not the exception: its traceback keeps frames
 
 _ON_GRADIENTS = (
     "where one step sums the gradients of several backward passes, pass create_graph=True to the "
-    "last alone; else use torch.autograd.grad(..., create_graph=True) in place of "
-    "backward(create_graph=True), or set every parameter's .grad to None after it "
-    "(model.zero_grad())"
+    "last alone; else set every parameter's .grad to None as soon as it has been used "
+    "(model.zero_grad(), behind optimizer.step() where there is one), or take "
+    "torch.autograd.grad(..., create_graph=True) in place of backward() and put nothing into .grad"
 )
 
 _ON_LOADED = (
@@ -1312,6 +1312,7 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
     ]
     advice: tuple[Note, ...] = (
         *_of_request(case),
+        *_in_place(case),
         *_without_graph(case),
         Note(
             f"bound what varies from {demand.unit} to {demand.unit} (tokens, nodes or pixels of a "
@@ -1421,6 +1422,8 @@ def _new_call(case: Case, holders: Sequence[_New]) -> Place | None:
 _TENSOR = re.compile(r"(\w+): \(([\d, ]*)\) (\w+)")
 _WIDTHS = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 
+_WIDEST = max(_WIDTHS.values())
+
 # Two tensors that broadcast to so many times what the larger one has are seldom meant to.
 _BROADCAST = 16
 
@@ -1490,7 +1493,8 @@ def _in_place(case: Case) -> tuple[Note, ...]:
         return (Note(f"the line makes it from another that is as large: {text}", case.place),)
     for name, shape, dtype in _frame_tensors(case):
         if size - _ROUNDED < prod(shape) * _WIDTHS[dtype] <= size:
-            return (Note(f"it is as large as {name} {shape}: {text}", case.place),)
+            wide = "take a smaller dtype, or " if _WIDTHS[dtype] == _WIDEST else ""
+            return (Note(f"it is as large as {name} {shape} {dtype}: {wide}{text}", case.place),)
     return ()
 
 

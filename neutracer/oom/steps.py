@@ -376,6 +376,9 @@ _LET_GO = 0.25
 _HIGHER = 1.1
 _FEWEST_SINCE = 2 * _PARTS
 
+# Growth of a smaller part of what is in use may hide more that was let go of now and then.
+_SMALL = 4
+
 
 @dataclass(frozen=True)
 class Grower:
@@ -497,8 +500,9 @@ def growth_of(
         found = []
     if not churns:
         found = [one for one in found if one[0] is not Role.BUILD]
-    if not found and since_fall and churns:
-        found = _growers(snap, timeline, lasting, begins, since_fall=True)
+    if since_fall and churns and _SMALL * _held_by(found) < timeline.allocated[event]:
+        later = _growers(snap, timeline, lasting, begins, since_fall=True)
+        found = max(found, later, key=_held_by)
     if not found:
         return None
     seeds = [grower.place for role, grower, _ in found if role is Role.SEED]
@@ -510,6 +514,11 @@ def growth_of(
     )
     addresses = frozenset(address for _, _, at in found for address in at)
     return Growth(tuple(growers), sum(one.bytes for one in growers), addresses, rounds, seed)
+
+
+def _held_by(found: Sequence[tuple[Role, Grower, list[int]]]) -> int:
+    """The bytes of all that grows."""
+    return sum(grower.bytes for _, grower, _ in found)
 
 
 def rises(values: Sequence[int]) -> bool:

@@ -425,6 +425,36 @@ def test_holes_are_no_cause_where_a_first_pass_still_grows(before: int) -> None:
     assert (first.kind == "fragmentation") is not is_new
 
 
+@pytest.mark.parametrize(("stack", "kind"), [("program", "capacity"), ("keep", "fragmentation")])
+def test_holes_are_no_cause_where_a_function_makes_several_as_large(stack: str, kind: str) -> None:
+    """Of which the second does not fit, and no round before had two."""
+    recording = Recording()
+    recording.alloc(recording.segment(60), 10, "weights")
+    steps_of(recording, [110] * 8)
+    recording.release(max(recording.segments))
+    recording.metadata = "step 8"
+    recording.own(100, stack)
+    recording.oom(100, device_free=60, stack="program")
+    assert explained(recording, device_total_bytes=1024 * MIB).verdicts[0].kind == kind
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [("int64", "take a smaller dtype, or "), ("int32", "")])
+def test_a_larger_step_is_told_what_its_request_is_as_large_as(dtype: str, wide: str) -> None:
+    recording = Recording()
+    scratch = recording.segment(50)
+    for number in range(8):
+        recording.metadata = f"step {number}"
+        recording.free(recording.alloc(scratch, 50, "program"))
+    recording.metadata = "step 8"
+    recording.oom(160, device_free=0, stack="program")
+    count = 160 * MIB // (8 if dtype == "int64" else 4)
+    (first, *_) = explained(recording, tensors=(f"guess: ({count}) {dtype}",)).verdicts
+    assert first.message.startswith("this step needs")
+    assert first.advice[0].text.startswith(
+        f"it is as large as guess ({count},) {dtype}: {wide}write"
+    )
+
+
 def test_shapes_that_broadcast_to_less_than_the_request_are_not_told() -> None:
     recording = full(200)
     recording.oom(12, device_free=0, stack="program")

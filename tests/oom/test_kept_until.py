@@ -27,8 +27,9 @@ def released_at(verdict: neutracer.reports.Verdict) -> str:
 # ---- kept until an epoch ends ----------------------------------------------------------------
 
 
-def epochs(lengths: Iterable[int], mib: float = 10) -> Recording:
-    """Steps that each keep a block, which all go at the end of an epoch but the last one's."""
+def epochs(lengths: Iterable[int], mib: float = 10, beside: float = 0) -> Recording:
+    """Steps that each keep a block, which all go at the end of an epoch but the last one's; and
+    one of `beside` MiB, which stays."""
     recording = Recording()
     scratch = recording.segment(20)
     kept: list[int] = []
@@ -43,6 +44,8 @@ def epochs(lengths: Iterable[int], mib: float = 10) -> Recording:
             number += 1
             block = recording.alloc(scratch, 20, "forward")
             kept.append(recording.own(mib, "cache"))
+            if beside:
+                recording.own(beside, "keep")
             recording.free(block)
     recording.metadata = f"step {number}"
     recording.fail(30, device_free=0, stack="forward")
@@ -60,6 +63,11 @@ def test_list_of_an_epoch_is_named(lengths: tuple[int, ...]) -> None:
     ]
     # What the steps since then have kept, and not all that ever was.
     assert first.bytes == lengths[-1] * 10 * MIB
+
+
+def test_little_that_stays_hides_no_list_of_an_epoch() -> None:
+    first = explained(epochs((10, 10, 30), beside=0.5), garbage_bytes=0).verdicts[0]
+    assert released_at(first) == "cache (work.py:44)"
 
 
 def test_it_may_be_garbage_where_nobody_knows() -> None:
@@ -144,9 +152,10 @@ def test_graph_that_backward_keeps_is_told_by_its_call(activations_kept: int) ->
         "the graph of a backward pass is kept, as by backward(create_graph=True), which makes "
         "parameter and gradient keep each other alive: sharpness (work.py:61)",
         "where one step sums the gradients of several backward passes, pass create_graph=True to "
-        "the last alone; else use torch.autograd.grad(..., create_graph=True) in place of "
-        "backward(create_graph=True), or set every parameter's .grad to None after it "
-        "(model.zero_grad())",
+        "the last alone; else set every parameter's .grad to None as soon as it has been used "
+        "(model.zero_grad(), behind optimizer.step() where there is one), or take "
+        "torch.autograd.grad(..., create_graph=True) in place of backward() and put nothing into "
+        ".grad",
     ]
     # Of each of ten steps all but the first gradient.
     assert first.bytes == 10 * (46 + 10 * activations_kept) * MIB
