@@ -1147,7 +1147,7 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
     if growth.falls:
         times = format_count(growth.falls, "time")
         notes = (
-            Note("move each to the CPU, or reduce it to what is needed, as it comes:", first),
+            Note("reduce each to what is needed as it comes, or move it to the CPU:", first),
             Note(f"it was let go of {times} before, after less of it"),
         )
         return notes, Remedy("release", place=first, callers=grower.callers)
@@ -1586,12 +1586,14 @@ class _Share:
             return cls(
                 found[0], f"with {part} of its size it fits, and so do {rounds} (replayed)", True
             )
-        if trials.works and found is None:
-            return cls(None, "no size of it fits (replayed)", False)
-        demand = case.demand
+        demand, fails = case.demand, trials.works and found is None
         if demand is not None and demand.steps and demand.largest < demand.expected:
+            # A replay in which no share fits has stretched this one by an estimate.
             proved = round(demand.largest / demand.expected, 3)
-            return cls(proved, f"{format_share(proved, decimals=0)} of this one has fitted")
+            text = f"{format_share(proved, decimals=0)} of this one has fitted"
+            return cls(proved, text, False if fails else None)
+        if fails:
+            return cls(None, "no size of it fits (replayed)", False)
         return cls._by_layers(case)
 
     @classmethod
@@ -1927,8 +1929,13 @@ def _largest(case: Case) -> tuple[Note, ...]:
     if "autograd graph" in chain or next(iter(case.categories), "") in _OF_A_MODEL:
         return ()
     share = format_share(most.share, decimals=0)
-    text = f"{share} of it is in {chain}: make it on the CPU, in pieces, or in a smaller dtype"
-    return (Note(text),)
+    less = "make it in pieces, in a smaller dtype, or on the CPU"
+    if _CONTAINER.match(chain):
+        less = (
+            "keep less in it: drop what is not read again, work on fewer at a time, take a smaller "
+            "dtype, or move what waits to the CPU"
+        )
+    return (Note(f"{share} of it is in {chain}: {less}"),)
 
 
 def _has_several_each(case: Case, gradients: int) -> bool:

@@ -58,7 +58,7 @@ def test_list_of_an_epoch_is_named(lengths: tuple[int, ...]) -> None:
     assert released_at(first) == "cache (work.py:44)"
     times = "1 time" if len(lengths) == 2 else f"{len(lengths) - 1} times"
     assert advice_of(first) == [
-        "move each to the CPU, or reduce it to what is needed, as it comes: cache (work.py:44)",
+        "reduce each to what is needed as it comes, or move it to the CPU: cache (work.py:44)",
         f"it was let go of {times} before, after less of it",
     ]
     # What the steps since then have kept, and not all that ever was.
