@@ -612,9 +612,12 @@ def _kept(
     """The verdict on blocks that are kept, by their addresses. A holder that the advice names is
     not named again."""
     suffices = case.room.would_hold(freed=frees)
-    named = {note for note in evidence for one in advice
-             if note.text.removeprefix(_HELD_BY) in one.text}  # fmt: skip
-    evidence = tuple(note for note in evidence if note not in named)
+    said = " ".join(one.text for one in advice)
+    evidence = tuple(
+        note
+        for note in evidence
+        if not note.text.startswith(_HELD_BY) or note.text.removeprefix(_HELD_BY) not in said
+    )
     return Verdict(kind, nbytes, evidence, advice, message, suffices, remedy, frees=frees)
 
 
@@ -1092,7 +1095,10 @@ _ON_WORKSPACES = (
 
 
 def _are_workspaces(case: Case, place: Place) -> bool:
-    """Whether most bytes of a line are in workspaces of cuBLAS or cuDNN, in many of them."""
+    """Whether most bytes of a line are in workspaces of cuBLAS or cuDNN, in many of them, which no
+    name of the program leads to: tensors may be as large."""
+    if case.holder_of(place):
+        return False
     (sizes,), own = case.columns("size"), case.rows_at(place)
     spaces = [row for row in own if case.timeline.categories.rule(row)[0] == "workspace"]
     held, whole = (sum(sizes[row] for row in rows) for rows in (spaces, own))
@@ -1731,6 +1737,12 @@ _SIGNATURES = (
         "forward",
         "cap the neighbours of a node (num_neighbors=, or a fanout, in evaluation too), or take "
         "aggr='mean': an LSTM aggregation pads the neighbours of all nodes to the largest number",
+    ),
+    (
+        "/torchaudio/functional/functional.py",
+        "_get_sinc_resample_kernel",
+        "resample to a rate that has a large common divisor with the old one (16,000 for 16,003): "
+        "the kernel has orig_freq / gcd times new_freq / gcd elements, whatever the batch",
     ),
     (
         "/torch/optim/lbfgs.py",

@@ -500,9 +500,9 @@ def growth_of(
         found = []
     if not churns:
         found = [one for one in found if one[0] is not Role.BUILD]
-    if since_fall and churns and _SMALL * _held_by(found) < timeline.allocated[event]:
+    if since_fall and churns and _SMALL * _bytes_of(found) < timeline.allocated[event]:
         later = _growers(snap, timeline, lasting, begins, since_fall=True)
-        found = max(found, later, key=_held_by)
+        found = max(found, later, key=_bytes_of)
     if not found:
         return None
     seeds = [grower.place for role, grower, _ in found if role is Role.SEED]
@@ -516,7 +516,7 @@ def growth_of(
     return Growth(tuple(growers), sum(one.bytes for one in growers), addresses, rounds, seed)
 
 
-def _held_by(found: Sequence[tuple[Role, Grower, list[int]]]) -> int:
+def _bytes_of(found: Sequence[tuple[Role, Grower, list[int]]]) -> int:
     """The bytes of all that grows."""
     return sum(grower.bytes for _, grower, _ in found)
 

@@ -13,9 +13,10 @@ from oom_snapshots import MIB, Recording, explained, full
 
 import neutracer
 from neutracer.oom.case import ACTIONS, KINDS
-from neutracer.oom.causes import _let_go
+from neutracer.oom.causes import _are_workspaces, _let_go, _signature
 from neutracer.oom.steps import demand_of, rises, rounds_before
 from neutracer.render.document import Place
+from neutracer.trace.stacks import Frame
 
 
 def steps_of(
@@ -461,6 +462,32 @@ def test_shapes_that_broadcast_to_less_than_the_request_are_not_told() -> None:
     tensors = ("values: (1600, 1) float32", "returns: (1600,) float32")
     (first, *_) = explained(recording, tensors=tensors).verdicts
     assert "broadcast" not in first.advice[0].text
+
+
+@pytest.mark.parametrize("chain", ["", "frame follow (a.py:55) → self → .sums → autograd graph"])
+def test_what_has_a_name_is_no_workspace(chain: str) -> None:
+    """Tensors of 32 MiB that a matmul makes have the size of one."""
+    rules = SimpleNamespace(rule=lambda row: ("workspace", row))
+    case: Any = SimpleNamespace(
+        columns=lambda _: ([32 * MIB] * 20,),
+        rows_at=lambda _: range(20),
+        timeline=SimpleNamespace(categories=rules),
+        holder_of=lambda _: chain,
+    )
+    assert _are_workspaces(case, Place("follow", "a.py", 55)) == (not chain)
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "said"),
+    [
+        ("torch_geometric/nn/aggr/lstm.py", "forward", "cap the neighbours"),
+        ("torchaudio/functional/functional.py", "_get_sinc_resample_kernel", "common divisor"),
+        ("torchaudio/functional/functional.py", "resample", ""),
+    ],
+)
+def test_line_of_a_library_has_its_argument(path: str, name: str, said: str) -> None:
+    text = _signature((Frame(f"/site-packages/{path}", 1, name), Frame("a.py", 1, "main")))
+    assert said in text if said else text == ""
 
 
 def test_error_that_a_library_caught_is_said_to_be_one() -> None:

@@ -251,22 +251,43 @@ replay_lie(const replay_places *p, uint32_t item)
     return ((p->count - recorded) / 2 + p->ranks[item]) << p->shift;
 }
 
-/* The newest of the places given back that is large enough or, for a size of 0, the one
- * at *address. */
+/* One of the places given back is taken. */
+static void
+replay_drop_given(replay_places *p, size_t kind, size_t i)
+{
+    replay_place *given = p->given[kind];
+    for (; i + 1 < p->given_count[kind]; i++) {
+        given[i] = given[i + 1];
+    }
+    p->given_count[kind]--;
+}
+
+/* The newest of the places given back that is large enough. */
 static bool
 replay_take_again(replay_places *p, size_t kind, uint64_t size, uint64_t *address)
 {
-    replay_place *given = p->given[kind];
     const size_t count = p->given_count[kind];
-    const size_t most = size == 0 ? REPLAY_GIVEN_RECORDED : REPLAY_GIVEN;
-    const size_t end = count > most ? count - most : 0;
+    const size_t end = count > REPLAY_GIVEN ? count - REPLAY_GIVEN : 0;
     for (size_t i = count; i-- > end;) {
-        if (size == 0 ? given[i].address == *address : given[i].size >= size) {
-            *address = given[i].address;
-            for (; i + 1 < count; i++) {
-                given[i] = given[i + 1];
-            }
-            p->given_count[kind]--;
+        if (p->given[kind][i].size >= size) {
+            *address = p->given[kind][i].address;
+            replay_drop_given(p, kind, i);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Whether a place was given back; it is taken then. */
+static bool
+replay_take_back(replay_places *p, size_t kind, uint64_t address)
+{
+    const size_t count = p->given_count[kind];
+    const size_t end =
+        count > REPLAY_GIVEN_RECORDED ? count - REPLAY_GIVEN_RECORDED : 0;
+    for (size_t i = count; i-- > end;) {
+        if (p->given[kind][i].address == address) {
+            replay_drop_given(p, kind, i);
             return true;
         }
     }
@@ -289,7 +310,7 @@ replay_take_next(replay_places *p, size_t kind, uint64_t size, uint64_t *address
     if (new < p->order_count[kind] && p->order_of[kind][new] == item) {
         p->order_next[kind]++;
     } else {
-        p->is_left = !replay_take_again(p, kind, 0, address);
+        p->is_left = !replay_take_back(p, kind, *address);
     }
     p->recorded_next++;
     return !p->is_left;
