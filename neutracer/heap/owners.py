@@ -217,6 +217,13 @@ _FOREIGN = ("/site-packages/", "/dist-packages/", "/lib/python3.")
 # A second holder is said where it has so much of a line's blocks.
 _SECOND_SHARE = 0.25
 
+# Of a line's blocks so many have the same beginning of their paths, where that is said in place of
+# paths that differ.
+_LINKED_SHARE = 0.75
+
+#: What a chain ends with that leads to different blocks by different ways.
+LINKED = "→ …"
+
 # Lines of code whose holders are asked for at the end of a trace.
 _MOST_LINES = 12
 
@@ -388,6 +395,9 @@ def _said(blocks: Sequence[Sequence[Found | None]], too_large: bool, slices: str
         for rank, (one, count) in enumerate(counts.most_common(2))
         if not rank or count >= _SECOND_SHARE * len(blocks)
     ]
+    linked = _linked([names for each in alike.values() for names in each], len(blocks))
+    if linked and 2 * max(counts.values()) < len(blocks):
+        return f"{linked} {LINKED}"
     texts = []
     for one in shown:
         if isinstance(one, str):
@@ -399,6 +409,28 @@ def _said(blocks: Sequence[Sequence[Found | None]], too_large: bool, slices: str
     if texts and not isinstance(shown[0], str) and "autograd graph" not in texts[0]:
         texts[0] += slices
     return "; ".join(texts)
+
+
+def _linked(paths: Sequence[tuple[_Name, ...]], count: int) -> str:
+    """What most of `count` blocks hang on whose objects refer to each other, as those of a tree do:
+    the longest beginning that so many of their paths have alike, up to where a name comes again;
+    "" where none does."""
+    if 2 * sum(map(_comes_again, paths)) < count:
+        return ""
+    begun: Counter[tuple[_Name, ...]] = Counter()
+    for names in map(_shape, paths):
+        begun.update(names[:end] for end in range(2, len(names)))
+    most = [
+        names
+        for names, times in begun.items()
+        if times >= _LINKED_SHARE * count and not _comes_again(names)
+    ]
+    return _with_arrows(max(most, key=len, default=()))
+
+
+def _comes_again(names: Sequence[_Name]) -> bool:
+    attributes = [one.text for one in names if one.text.startswith(".")]
+    return len(set(attributes)) < len(attributes)
 
 
 def _of_block(tensors: Sequence[Found | None], nothing: str) -> tuple[tuple[_Name, ...], str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, takewhile, zip_longest
 from math import isqrt, prod
 from typing import Any
 
-from neutracer.heap.owners import AUTOCAST, GARBAGE, IN_USE, SLICES, UNSEEN
+from neutracer.heap.owners import AUTOCAST, GARBAGE, IN_USE, LINKED, SLICES, UNSEEN
 from neutracer.oom.bill import Bill, BillTerm
 from neutracer.oom.case import KINDS, Case, Cause, Remedy, Verdict, free_bytes, least_worth
 from neutracer.oom.facts import UNIT
@@ -25,11 +25,9 @@ from neutracer.trace.stacks import (
     NONE,
     UNKNOWN_PLACE,
     Frame,
-    Owner,
     callers_of,
     grouped,
     is_own,
-    origin_of,
     owner_path,
     place_of,
 )
@@ -198,7 +196,11 @@ def fragmentation(case: Case, trials: Trials) -> Verdict | None:
         count = format_count(advice.tried, "other allocator setting")
         evidence.append(Note(f"{count}: under none does it go on (replayed)."))
     steps = advice.notes if suffices else ()
-    if pins and pins[0].place is not None:
+    gone = () if suffices or not trials.works else _gone_between(case, pins, free)
+    if gone and trials.one_at_a_time(gone).passes:
+        suffices = True
+        steps = (_not_all_at_once(case, gone),)
+    elif pins and pins[0].place is not None:
         steps += (
             Note(
                 "allocate long-lived tensors before short-lived ones, or keep fewer:",
@@ -219,8 +221,48 @@ def fragmentation(case: Case, trials: Trials) -> Verdict | None:
         message,
         suffices,
         remedy,
-        # Nothing shows what a whole first step needs: as a rule more than what is free inside.
-        finishes=False if case.is_first_step or case.is_first_pass else None,
+        # Nothing shows what a whole first step needs: as a rule more than what is free inside,
+        # but hardly more than as much again as it has made.
+        finishes=False if _is_begun(case) and not (gone and _would_double(case, free)) else None,
+    )
+
+
+def _is_begun(case: Case) -> bool:
+    return case.is_first_step or case.is_first_pass
+
+
+def _would_double(case: Case, free: int) -> bool:
+    """Whether what is free inside has room for what modules made that is in use once more."""
+    (sizes,), live = case.columns("size"), _rows_of(case, "activation")
+    return free + case.room.budget.headroom >= sum(sizes[row] for row in live) + case.failure.size
+
+
+def _gone_between(case: Case, pins: Sequence[Note], free: int) -> tuple[int, ...]:
+    """The blocks of one line, in the order in which they were made, that were in use while more
+    than one of those that keep segments were made, and are gone; () where they would not fill half
+    of what is free."""
+    if not case.has_trace or not pins or pins[0].place is None:
+        return ()
+    made, freed, sizes = case.columns("alloc_event", "free_event", "size")
+    kept = [made[row] for row in case.rows_at(pins[0].place)]
+    by_line: defaultdict[Place, list[int]] = defaultdict(list)
+    for row in range(bisect_left(made, 0), bisect_right(made, case.at)):
+        between = bisect_left(kept, freed[row]) - bisect_left(kept, made[row])
+        if between > 1 and freed[row] <= case.at:
+            by_line[case.timeline.place_of_allocation(row)].append(row)
+    by_line.pop(pins[0].place, None)
+    most = max(by_line.values(), key=lambda rows: sum(sizes[row] for row in rows), default=[])
+    return tuple(most) if 2 * sum(sizes[row] for row in most) >= free else ()
+
+
+def _not_all_at_once(case: Case, rows: Sequence[int]) -> Note:
+    (sizes,) = case.columns("size")
+    size = format_bytes(sum(sizes[row] for row in rows))
+    return Note(
+        "let go of each before the next one is made, or keep them on the CPU: "
+        f"{format_count(len(rows), 'block')} of {size} in all are gone, and what was made between "
+        "them holds their segments. Else the request succeeds (replayed):",
+        case.timeline.place_of_allocation(rows[0]),
     )
 
 
@@ -1038,6 +1080,11 @@ _HOLDERS = (
         "delete_adapters(name)): the layers keep every one that was added",
     ),
     (
+        re.compile(rf" {LINKED}$"),
+        "set that reference to None once nothing behind it is read again: the objects there refer "
+        "to each other, and the first keeps the memory of all",
+    ),
+    (
         re.compile(r"^frame deepcopy "),
         _ON_COPIES,
     ),
@@ -1171,75 +1218,92 @@ def _leak_advice(case: Case, growth: Growth) -> tuple[tuple[Note, ...], Remedy]:
     return notes, Remedy("release", place=first, callers=grower.callers)
 
 
-# ---- Repeats -----------------------------------------------------------------------------
+# ---- Parts -------------------------------------------------------------------------------
 
-# Of what modules made in the step and is still there, so much at least is of sizes that a step
-# before it made by the same lines: of a longer sequence or a larger batch next to nothing is.
-_SAME = 0.8
+# So many forward passes that wait for one backward pass are parts of a sum; two may be two views
+# of one sample, of which no loss stands alone.
+_FEWEST_PARTS = 3
 
-# And so many times as much of these was made as in any step before: a step that does the same
-# again makes no more of them, and one that failed on its way has made less than it would have.
-_MORE = 1.1
-
-# Steps before the failing one that it is compared with.
-_COMPARED = 8
+# A loss is one number: of eight bytes at most, in the smallest block there is.
+_ONE_NUMBER = 512
 
 
 @dataclass(frozen=True)
-class Repeats:
-    """What a step made more often than any before it."""
+class Parts:
+    """The forward passes of a step that wait for one backward pass."""
 
-    place: Place  # The line that made most of it.
+    place: Place  # The line of the loop that runs them.
     callers: tuple[Place, ...]  # The lines that called it, innermost first.
-    times: float  # How many times as often as the step before it that did so most often.
-    in_library: bool  # Whether a library calls that line, so that the loop is the library's.
+    count: int
+    losses: frozenset[int]  # The stacks that make the losses of all but the last.
 
 
-def repeats_of(case: Case) -> Repeats | None:
-    """Of a program that trains: what modules made in the failing step more often than in any of
-    those before it, each time as much, and was kept for the backward pass."""
-    timeline, rounds = case.timeline, case.rounds
-    if rounds is None or not timeline.passes.backward:
+def parts_of(case: Case) -> Parts | None:
+    """The parts of the failing step, where each has a loss of its own and what modules made for
+    all of them is kept: a loop of the program that calls modules."""
+    if case.failure.event is None or case.phase.name not in ("forward", "backward"):
         return None
-    *earlier, last = rounds.begins[-_COMPARED - 1 :]
-    held = _held(case, last)
-    before: Counter[tuple[int, int]] = Counter()
-    for begin, end in pairwise([*earlier, last]):
-        before |= _made(case, begin, end)
-    same = [what for what in held if what in before]
-    if not same or _bytes(held, same) < _SAME * _bytes(held, held):
-        return None
-    times = _bytes(_made(case, last, case.at + 1), same) / _bytes(before, same)
-    if times < _MORE:
-        return None
-    stack, _ = max(same, key=lambda what: what[1] * held[what])
-    frames = case.snap.stacks[stack]
-    own = [number for number, frame in enumerate(frames) if is_own(frame)]
-    between = frames[own[0] : own[1]] if len(own) > 1 else ()
-    in_library = any(origin_of(owner_path(frame)).owner is Owner.LIBRARY for frame in between)
-    return Repeats(place_of(frames), callers_of(frames), times, in_library)
-
-
-def _bytes(counts: Counter[tuple[int, int]], of: Iterable[tuple[int, int]]) -> int:
-    """What the blocks of some stacks and sizes take together, where there are so many of each."""
-    return sum(size * counts[stack, size] for stack, size in of)
-
-
-def _held(case: Case, begin: int) -> Counter[tuple[int, int]]:
-    """How many blocks modules made from an event on that are still there, by stack and size."""
+    timeline, begins = case.timeline, case.rounds.begins if case.rounds else (0,)
+    begin = max(begins[-1], *(end for _, end in timeline.passes.backward if end <= case.at), 0)
     made, stacks, sizes = case.columns("alloc_event", "stack", "size")
-    held = Counter((stacks[row], sizes[row]) for row in case.live_rows if made[row] >= begin)
-    roles = {stack: role_of(case.snap.stacks[stack]) for stack, _ in held if stack != NONE}
-    return Counter(
-        {what: count for what, count in held.items() if roles.get(what[0]) is Role.MODULE}
+    held: defaultdict[int, list[int]] = defaultdict(list)
+    for row in case.live_rows:
+        if made[row] >= begin and timeline.passes.role[made[row]] == Role.MODULE:
+            held[stacks[row]].append(row)
+    most = max(held.values(), key=lambda rows: sum(sizes[row] for row in rows), default=[])
+    losses = []
+    common: Sequence[Frame] = case.snap.stacks[stacks[most[0]]][::-1] if most else ()
+    for row, following in pairwise(most):
+        numbers = [stacks[one] for one in range(row + 1, following) if _has_loss(case, one)]
+        if numbers:
+            losses.append(numbers[-1])
+            common = _shared(common, case.snap.stacks[numbers[-1]][::-1])
+    own = [frame for frame in common if is_own(frame)]
+    loop = common[: common.index(own[-1]) + 1][::-1] if own else ()
+    if len(losses) + 1 < _FEWEST_PARTS or not own or own[-1] != common[-1]:
+        return None
+    return Parts(place_of(loop), callers_of(loop), len(losses) + 1, frozenset(losses))
+
+
+def _has_loss(case: Case, row: int) -> bool:
+    """Whether an allocation may be a loss: one number, made outside of all modules but losses."""
+    size, stack = (column[row] for column in case.columns("size", "stack"))
+    if stack == NONE or size > _ONE_NUMBER:
+        return False
+    frames = case.snap.stacks[stack]
+    paths = (frame.filename.replace("\\", "/") for frame in frames)
+    return not any(map(_is_a_call, frames)) or any(
+        path.endswith("/torch/nn/modules/loss.py") for path in paths
     )
 
 
-def _made(case: Case, begin: int, end: int) -> Counter[tuple[int, int]]:
-    """How many blocks were made from an event on and before another, by stack and size."""
-    made, stacks, sizes = case.columns("alloc_event", "stack", "size")
-    rows = range(bisect_left(made, begin), bisect_left(made, end))
-    return Counter((stacks[row], sizes[row]) for row in rows)
+def _shared(one: Sequence[Frame], other: Sequence[Frame]) -> Sequence[Frame]:
+    """The frames that two stacks, outermost first, begin with alike, outside of all modules."""
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return [frame for frame, _ in takewhile(lambda pair: not _is_a_call(pair[0]), alike)]
+
+
+def _is_a_call(frame: Frame) -> bool:
+    return frame.name in ("_call_impl", "_wrapped_call_impl")
+
+
+def _in_parts(case: Case, trials: Trials) -> tuple[tuple[Note, ...], Remedy | None]:
+    """To run each part of a step backward before the next one, where the replay goes on then."""
+    parts = parts_of(case)
+    if parts is None:
+        return (), None
+    if trials.works and not trials.in_parts(parts.losses).passes:
+        return (), None
+    text = (
+        "call backward() on the loss of each part in the loop, not on the sum of all: the "
+        f"gradients add up alike, and {parts.count} parts of this step are kept for one backward "
+        "pass:"
+    )
+    notes = (
+        Note(text, parts.place),
+        Note("where the parts are of one long sequence, cut it (truncated backpropagation)"),
+    )
+    return notes, Remedy("release", place=parts.place, callers=parts.callers)
 
 
 # ---- Capacity ----------------------------------------------------------------------------
@@ -1316,10 +1380,12 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
         ),
         Note("An estimate, by what those before it needed at the same point and after it."),
     ]
-    advice: tuple[Note, ...] = (
+    in_parts, remedy = _in_parts(case, trials)
+    advice = (
         *_of_request(case),
         *_in_place(case),
         *_without_graph(case),
+        *in_parts,
         Note(
             f"bound what varies from {demand.unit} to {demand.unit} (tokens, nodes or pixels of a "
             f"batch, padding included), not just the batch: {share.text}",
@@ -1328,20 +1394,7 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
         Note("sort by length, cut what is longest, or split the batch (accumulate)"),
         *_other_ways(trials),
     )
-    remedy = Remedy("smaller_step", value=share.value)
-    repeats = repeats_of(case)
-    if repeats is not None and repeats.in_library:
-        often = f"{repeats.times:.1f} times as often as any {demand.unit} before it, it ran"
-        evidence.append(Note(often, repeats.place))
-    elif repeats is not None:
-        text = (
-            "call backward() on the loss of each part, not on the sum of all: "
-            f"{repeats.times:.1f} times as often as in any {demand.unit} before it, this is kept "
-            "for the backward pass:"
-        )
-        parts = "where the parts are of one long sequence, cut it (truncated backpropagation)"
-        advice = (Note(text, repeats.place), Note(parts), advice[0], *advice[2:])
-        remedy = Remedy("release", place=repeats.place, callers=repeats.callers)
+    remedy = remedy or Remedy("smaller_step", value=share.value)
     missing = max(demand.floor + demand.expected - case.usable, case.failure.size)
     return Verdict(
         "capacity",
@@ -1400,7 +1453,7 @@ def new_holder(case: Case, trials: Trials) -> Verdict | None:
     else:
         advice = (Note("make it on the CPU, or drop it before the next step:", first.place),)
         remedy = Remedy("release", place=first.place, callers=first.callers)
-    advice = (*_of_request(case), *advice)
+    advice = (*_of_request(case), *_in_place(case), *advice)
     return Verdict("capacity", total, evidence, advice, message, True, remedy)
 
 
@@ -1425,7 +1478,7 @@ def _new_call(case: Case, holders: Sequence[_New]) -> Place | None:
 
 
 # A tensor in the words of the facts: its name, its shape and its dtype.
-_TENSOR = re.compile(r"(\w+): \(([\d, ]*)\) (\w+)")
+_TENSOR = re.compile(r"(\w[^:]*): \(([\d, ]*)\) (\w+)")
 _WIDTHS = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 
 _WIDEST = max(_WIDTHS.values())
@@ -1460,6 +1513,8 @@ def _broadcast(case: Case) -> tuple[Note, ...]:
             return (Note(f"{text}one of them, if that is not meant"),)
     for name, shape, dtype in tensors:
         size = prod(shape) * _WIDTHS[dtype]
+        if shape[-1:] == (1,):
+            continue
         pairs = [
             side for side in shape[:-1] if size * side <= case.failure.size < size * side + rounded
         ]
@@ -1499,7 +1554,7 @@ def _in_place(case: Case) -> tuple[Note, ...]:
         return (Note(f"the line makes it from another that is as large: {text}", case.place),)
     for name, shape, dtype in _frame_tensors(case):
         if size - _ROUNDED < prod(shape) * _WIDTHS[dtype] <= size:
-            wide = "take a smaller dtype, or " if _WIDTHS[dtype] == _WIDEST else ""
+            wide = "take a smaller dtype for both, or " if _WIDTHS[dtype] == _WIDEST else ""
             return (Note(f"it is as large as {name} {shape} {dtype}: {wide}{text}", case.place),)
     return ()
 
@@ -1515,12 +1570,15 @@ def _frame_tensors(case: Case) -> list[tuple[str, tuple[int, ...], str]]:
 
 
 def _square(case: Case) -> tuple[Note, ...]:
-    """A request for as many elements as a square has, which is hardly by chance."""
+    """A request for as many elements as a square has, which is hardly by chance: where its side is
+    odd, or the length of a vector of the function that asked."""
     size = case.failure.size
     side = isqrt(size // 4)
     odd = side // (side & -side) if side else 0
-    is_square = size - 4 * side * side < _ROUNDED and odd > _ROUND_FACTORS
-    if not is_square:
+    shapes = [shape for _, shape, _ in _frame_tensors(case)]
+    is_length = any(prod(shape) == max(shape, default=0) == side for shape in shapes)
+    is_by_chance = odd <= _ROUND_FACTORS and not is_length
+    if size - 4 * side * side >= _ROUNDED or is_by_chance:
         return ()
     number = format_count(side)
     text = (
@@ -1776,8 +1834,9 @@ _SIGNATURES_OF_GROWTH = (
     (
         "/transformers/trainer_pt_utils.py",
         "concat",
-        "pass eval_accumulation_steps=1 or preprocess_logits_for_metrics= (an argmax, say) to the "
-        "Trainer: with compute_metrics= its evaluation keeps all outputs on the device",
+        "pass eval_accumulation_steps=1 to TrainingArguments, or preprocess_logits_for_metrics= "
+        "(an argmax, say) to the Trainer: with compute_metrics= its evaluation keeps all outputs "
+        "on the device",
     ),
 )
 
@@ -1901,8 +1960,10 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
     if share.value is not None and (share.finishes or not case.rounds):
         unit = "step" if case.rounds is None else case.rounds.unit
         smaller = [Note(f"make the {unit} smaller: {share.text}")]
+    in_parts, of_parts = _in_parts(case, trials)
+    remedy = of_parts or remedy
     advice = [
-        *_broadcast(case), *_in_place(case),
+        *_broadcast(case), *_in_place(case), *in_parts,
         *_weights_again(case), *largest, *_without_graph(case), *smaller, *advice
     ]  # fmt: skip
     asking, of_most = _of_asking(case), _signature_of_most(case)

@@ -437,6 +437,34 @@ class Trials:
             ends[made[row]] = max(end - 2, made[row])
         return self.run(Change(text, "line", ends=ends)) if rows else None
 
+    def in_parts(self, stacks: Collection[int]) -> Trial:
+        """What modules make in a part of a step, and would be freed in the step, freed where one
+        of some stacks makes the part's loss."""
+        case, role = self._case, self._case.timeline.passes.role
+        rows = case.columns("alloc_event", "free_event", "stack")
+        begins = case.rounds.begins if case.rounds is not None else ()
+        losses = [made for made, _, stack in zip(*rows, strict=True) if stack in stacks]
+        ends = array("i", [-1]) * len(case.timeline)
+        for made, freed, _ in zip(*rows, strict=True):
+            number, after = bisect_right(begins, made), bisect_left(losses, made)
+            last = begins[number] if number < len(begins) else self._event
+            freed = self._event if freed == -1 else freed
+            is_of_a_part = made >= 0 and role[made] == Role.MODULE and freed <= last
+            if is_of_a_part and after < len(losses) and losses[after] < freed:
+                ends[made] = losses[after]
+        return self.run(Change("backward() on the loss of each part", "line", ends=ends))
+
+    def one_at_a_time(self, rows: Sequence[int]) -> Trial:
+        """Each of a line's blocks, by their rows in the order in which they were made, freed where
+        the next one is made."""
+        (made,) = self._case.columns("alloc_event")
+        ends = array("i", [-1]) * len(self._case.timeline)
+        for row, following in pairwise(rows):
+            ends[made[row]] = made[following] - 1
+        place = self._case.timeline.place_of_allocation(rows[0])
+        text = f"{place.filename}:{place.line} keeps one at a time"
+        return self.run(Change(text, "line", ends=ends))
+
     def bounded(self, text: str) -> Trial | None:
         """What is made anew, larger or more of it each time, kept as it was at first; None: nothing
         is."""

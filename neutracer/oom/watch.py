@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from types import FrameType
@@ -237,14 +238,28 @@ def _tensors(frame: FrameType | None) -> tuple[str, ...]:
 def _tensor_texts(variables: dict[str, Any]) -> tuple[str, ...]:
     texts: list[str] = []
     try:
-        for name in list(variables):
-            text = _tensor_text(name, variables[name])
+        for name, value in (*variables.items(), *_items_of(variables)):
+            text = _tensor_text(name, value)
             if text and len(texts) < _MOST_TENSORS:
                 texts.append(text)
-    except (RuntimeError, KeyError):
+    except RuntimeError:
         # The layout of tensors is not known, or another thread changed a module.
         pass
     return tuple(texts)
+
+
+def _items_of(variables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The first items of the lists, tuples and dicts among variables, by the names they have."""
+    for name, value in variables.items():
+        if type(value) in (list, tuple):
+            yield from ((f"{name}[{at}]", one) for at, one in enumerate(value[:_MOST_TENSORS]))
+        elif type(value) is dict:
+            some = islice(value.items(), _MOST_TENSORS)
+            yield from ((f'{name}["{key}"]', one) for key, one in some if _is_name(key))
+
+
+def _is_name(key: object) -> bool:
+    return type(key) is str and key.isidentifier()
 
 
 def _layers(frame: FrameType | None) -> dict[str, Any]:

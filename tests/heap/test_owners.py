@@ -59,6 +59,18 @@ PROGRAMS = {
         """,
         "metrics[…].preds",
     ),
+    "nodes of which each has the one before": (
+        """
+        class Node:
+            def __init__(self, before):
+                self.before, self.latent = before, zeros()
+        class Game:
+            root = None
+        game = Game()
+        for _ in range(12): game.root = Node(game.root)
+        """,
+        "game.root.before → …",
+    ),
     "a class attribute": (
         """
         class Server: sessions = {}

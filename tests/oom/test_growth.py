@@ -13,7 +13,7 @@ from oom_snapshots import MIB, Recording, explained, full
 
 import neutracer
 from neutracer.oom.case import ACTIONS, KINDS
-from neutracer.oom.causes import _are_workspaces, _let_go, _signature
+from neutracer.oom.causes import _are_workspaces, _by_holder, _let_go, _signature
 from neutracer.oom.steps import demand_of, rises, rounds_before
 from neutracer.render.document import Place
 from neutracer.trace.stacks import Frame
@@ -439,7 +439,9 @@ def test_holes_are_no_cause_where_a_function_makes_several_as_large(stack: str, 
     assert explained(recording, device_total_bytes=1024 * MIB).verdicts[0].kind == kind
 
 
-@pytest.mark.parametrize(("dtype", "wide"), [("int64", "take a smaller dtype, or "), ("int32", "")])
+@pytest.mark.parametrize(
+    ("dtype", "wide"), [("int64", "take a smaller dtype for both, or "), ("int32", "")]
+)
 def test_a_larger_step_is_told_what_its_request_is_as_large_as(dtype: str, wide: str) -> None:
     recording = Recording()
     scratch = recording.segment(50)
@@ -497,12 +499,28 @@ def test_error_that_a_library_caught_is_said_to_be_one() -> None:
     assert "a library caught" not in str(explained(recording, raised=True))
 
 
-@pytest.mark.parametrize(("side", "is_told"), [(4099, True), (4096, False)])
-def test_request_for_a_square_is_told(side: int, is_told: bool) -> None:
+@pytest.mark.parametrize(
+    ("side", "tensors", "is_told"),
+    [
+        (4099, (), True),
+        (4096, (), False),
+        # Its side is the length of what the function has.
+        (4096, ("points[0]: (4096,) float32",), True),
+        (4096, ("points: (4096, 1) float32",), True),
+        (4096, ("points: (4096, 3) float32",), False),
+        (4096, ("loss: () float32", "other: (2048,) float32"), False),
+    ],
+)
+def test_request_for_a_square_is_told(side: int, tensors: tuple[str, ...], is_told: bool) -> None:
     recording = full(200)
     recording.oom(-(-side * side * 4 // 512) * 512 / MIB, device_free=0, stack="program")
-    (first, *_) = explained(recording).verdicts
-    assert ("4,099 x 4,099 elements" in first.advice[0].text) is is_told
+    (first, *_) = explained(recording, tensors=tensors).verdicts
+    assert (f"{side:,} x {side:,} elements" in first.advice[0].text) is is_told
+
+
+def test_what_hangs_on_one_reference_is_to_be_cut_there() -> None:
+    notes = _by_holder("frame search (zero.py:114) → root.parent → …")
+    assert notes[0].text.startswith("set that reference to None")
 
 
 def test_models_that_no_collection_frees_are_cycles_through_autograd() -> None:
