@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from neutracer._native import core
 from neutracer.arguments import number_pair, whole_number
 from neutracer.errors import UnavailableError
-from neutracer.oom.facts import OomFacts, facts_of, with_room
+from neutracer.oom.facts import OomFacts, are_caught, facts_of, with_room
 from neutracer.question import after_caveats, opened
 from neutracer.render.document import (
     Block,
@@ -204,17 +204,24 @@ def severity_of(ratio: float, nbytes: int, room: int) -> Severity:
     return Severity.INFO if word == "good" or is_little else Severity(word)
 
 
+# To release the cache and reserve anew takes some milliseconds, as thousands of requests do: once
+# in so many events it is no matter.
+_SELDOM = 10_000
+
+
 def room_of(snap: Snapshot, device: int) -> tuple[int, bool]:
     """The bytes that the process may have of a device: its limit, else the device, else the most
-    that it reserved or 2 GiB; and whether it never ran short of them: nothing failed, and no
-    cache was released to find room, where the limit or the device is known."""
+    that it reserved or 2 GiB; and whether it was never short of them, where the limit or the device
+    is known: no error was raised, and its cache was seldom released to find room."""
     facts = facts_of(snap.beside) or OomFacts()
     if facts.device not in (None, device):
         facts = OomFacts()
     facts = with_room(facts, snap.beside.rooms.get(device))
     known = facts.limit_bytes or facts.device_total_bytes
     timeline = snap.timeline(device)
-    is_short = timeline.facts["retries"] or timeline.facts["oom_count"]
+    failed, retries = timeline.facts["oom_count"], timeline.facts["retries"]
+    is_caught = are_caught(snap.beside)
+    is_short = (failed and not is_caught) or (retries - failed) * _SELDOM > len(timeline)
     least = max(timeline.peak("reserved").bytes, _LEAST_DEVICE)
     return known or least, bool(known) and not is_short
 

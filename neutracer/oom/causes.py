@@ -1352,6 +1352,11 @@ _SHARDED = (Role.GATHER, Role.REDUCE)
 # What a model that is trained holds, of which nothing is to be made elsewhere.
 _OF_A_MODEL = ("parameter", "gradient", "optimizer_state")
 
+_ON_FIRST = (
+    "keep fewer activations: half the batch to begin with, as no step has ended that shows how "
+    "much fits; or torch.utils.checkpoint"
+)
+
 _OF_EACH_SAMPLE = (
     "this is more than one gradient for each parameter: of each sample, or of each output. Fewer "
     "at a time: a smaller batch, or chunk_size= of torch.func.vmap and jacrev"
@@ -1772,6 +1777,11 @@ _ON_CHUNKS = (
     "much as a chunk is smaller"
 )
 
+_ON_LBFGS = (
+    "pass a smaller history_size= to torch.optim.LBFGS: it keeps two vectors as large as all "
+    "parameters for each of the last history_size iterations (100 by default)"
+)
+
 # Lines of libraries that allocate what an argument sizes, or that keep what they get until they
 # are told: a part of the file's path, of the function's name, and what to change. They are looked
 # up for the failing request, for what is in use, and for what piled up.
@@ -1805,8 +1815,7 @@ _SIGNATURES = (
     (
         "/torch/optim/lbfgs.py",
         "step",
-        "pass a smaller history_size= to torch.optim.LBFGS: it keeps two vectors as large as all "
-        "parameters for each of the last history_size iterations (100 by default)",
+        _ON_LBFGS,
     ),
     (
         "/torchmetrics/wrappers/tracker.py",
@@ -1858,9 +1867,21 @@ def _of_library(case: Case, stack: Sequence[Frame]) -> str:
     text = _signature(stack)
     if text == _ON_METRICS and not _is_read(case, stack):
         return _ON_UNREAD_METRICS
+    if text == _ON_LBFGS:
+        return f"{text}{_of_iterations(case)}"
     # All of a solver's steps wait for the first backward pass.
     waits = case.timeline is not None and not case.timeline.passes.backward
     return text or (_ON_SOLVERS if waits and _is_solver(stack) else "")
+
+
+def _of_iterations(case: Case) -> str:
+    """How many iterations LBFGS keeps, and half as many, which leaves room for a step's peak."""
+    sizes, stacks = case.columns("size", "stack")
+    by_stack = {code: _signature(case.snap.stacks[code]) for code in set(stacks) - {NONE}}
+    held = Counter(sizes[row] for row in case.live_rows if by_stack.get(stacks[row]) == _ON_LBFGS)
+    vectors = held[max(held, key=lambda size: size * held[size])] if held else 0
+    kept = vectors // 2
+    return f"; it has {kept} by now, and history_size={kept // 2} keeps half" if kept > 1 else ""
 
 
 def _is_solver(stack: Sequence[Frame]) -> bool:
@@ -1939,6 +1960,8 @@ def _by_category(case: Case, trials: Trials) -> tuple[list[Note], list[Note], Re
         part = format_share(held / known)
         evidence.append(Note(f"{format_bytes(held)} ({part}) of it: {name.replace('_', ' ')}"))
         text, action = _BY_CATEGORY.get(name, ("", ""))
+        if name == "activation" and (case.is_first_step or case.is_first_pass):
+            text = _ON_FIRST
         if name == "gradient" and _has_several_each(case, held):
             text, action = _OF_EACH_SAMPLE, "smaller_step"
         if text:

@@ -252,6 +252,11 @@ def facts_at(beside: Beside, time_us: int | None) -> OomFacts | None:
     return min(timed, key=lambda one: abs((one.time_us or 0) - time_us)).filled()
 
 
+def are_caught(beside: Beside) -> bool:
+    """Whether the JSON beside a snapshot has failures, of which a library caught each one."""
+    return bool(beside.ooms) and all(one.get("raised") is False for one in beside.ooms)
+
+
 def with_room(facts: OomFacts, room: DeviceRoom | None) -> OomFacts:
     """The facts, with what limited the process taken from elsewhere where they don't say it."""
     if room is None:

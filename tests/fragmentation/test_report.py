@@ -3,6 +3,7 @@
 
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import oom_snapshots
 import pytest
@@ -11,8 +12,8 @@ from small_snapshots import BASE, MIB, block, dumped, one_program, segment
 
 import neutracer
 from neutracer._native import core
-from neutracer.fragmentation.report import band
-from neutracer.trace.beside import DeviceRoom
+from neutracer.fragmentation.report import band, room_of
+from neutracer.trace.beside import Beside, DeviceRoom
 
 every_snapshot = pytest.mark.parametrize("name", NAMES)
 
@@ -324,3 +325,38 @@ def test_few_blocks_that_wait_are_no_finding():
     assert "pending_frees" not in {
         one.kind for one in neutracer.fragmentation_report(snap).findings
     }
+
+
+@pytest.mark.parametrize(
+    ("raised", "events", "worst"), [(False, 12, "info"), (True, 12, "severe"), (None, 12, "severe")]
+)
+def test_failures_that_a_library_caught_are_no_shortage(raised, events, worst):
+    recording = oom_snapshots.Recording()
+    for number in range(events):
+        recording.free(recording.own(100 + 10 * number))
+    recording.oom(64, device_free=0, stack="program")
+    snap = neutracer.load(recording.dumped())
+    oom = {"schema": "neutracer.oom/1", "device": 0, "raised": raised}
+    room = DeviceRoom(4 << 30, 1.0, 0)
+    snap.beside = replace(snap.beside, rooms={0: room}, ooms=(oom,))
+    assert neutracer.fragmentation_report(snap).worst == worst
+
+
+class _LongTrace:
+    """As much of a timeline as tells whether a process ran short."""
+
+    def __init__(self, retries):
+        self.facts = {"retries": retries, "oom_count": 0}
+
+    def __len__(self):
+        return 20_000
+
+    def peak(self, _):
+        return SimpleNamespace(bytes=1 << 30)
+
+
+@pytest.mark.parametrize(("retries", "is_enough"), [(0, True), (2, True), (3, False)])
+def test_cache_that_is_seldom_released_for_room_is_no_shortage(retries, is_enough):
+    beside = Beside(rooms={0: DeviceRoom(4 << 30, 1.0, 0)})
+    snap = SimpleNamespace(beside=beside, timeline=lambda _: _LongTrace(retries))
+    assert room_of(snap, 0) == (4 << 30, is_enough)

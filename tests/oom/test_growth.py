@@ -13,7 +13,7 @@ from oom_snapshots import MIB, Recording, explained, full
 
 import neutracer
 from neutracer.oom.case import ACTIONS, KINDS
-from neutracer.oom.causes import _are_workspaces, _by_holder, _let_go, _signature
+from neutracer.oom.causes import _are_workspaces, _by_holder, _let_go, _of_iterations, _signature
 from neutracer.oom.steps import demand_of, rises, rounds_before
 from neutracer.render.document import Place
 from neutracer.trace.stacks import Frame
@@ -490,6 +490,20 @@ def test_what_has_a_name_is_no_workspace(chain: str) -> None:
 def test_line_of_a_library_has_its_argument(path: str, name: str, said: str) -> None:
     text = _signature((Frame(f"/site-packages/{path}", 1, name), Frame("a.py", 1, "main")))
     assert said in text if said else text == ""
+
+
+@pytest.mark.parametrize(
+    ("vectors", "said"), [(2, ""), (21, "; it has 10 by now, and history_size=5 keeps half")]
+)
+def test_history_of_lbfgs_has_a_size_that_fits(vectors: int, said: str) -> None:
+    stack = (Frame("/lib/site-packages/torch/optim/lbfgs.py", 400, "step"), Frame("a.py", 1, "fit"))
+    sizes = [9 * MIB, *[2 * MIB] * vectors, 512]
+    case: Any = SimpleNamespace(
+        columns=lambda *_: (sizes, [0, *[1] * (vectors + 1)]),
+        live_rows=range(len(sizes)),
+        snap=SimpleNamespace(stacks=[(Frame("a.py", 9, "net"),), stack]),
+    )
+    assert _of_iterations(case) == said
 
 
 def test_error_that_a_library_caught_is_said_to_be_one() -> None:
