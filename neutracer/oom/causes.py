@@ -675,7 +675,8 @@ def leak(case: Case, bill: Bill) -> Verdict | None:
         f"leak: {format_bytes(growth.piled_up + beside)} piled up over {_over(growth)} "
         f"({format_bytes(each)} each)"
     )
-    found = _of_growth("leak", case, growth, message, *_leak_advice(case, growth))
+    advice, remedy = _leak_advice(case, growth)
+    found = _of_growth("leak", case, growth, message, (*_joined(case, growth), *advice), remedy)
     if not along:
         return found
     made, at = case.columns("alloc_event", "address")
@@ -689,6 +690,24 @@ def leak(case: Case, bill: Bill) -> Verdict | None:
     suffices = case.room.would_hold(freed=frees)
     return replace(found, bytes=nbytes, evidence=evidence, suffices=suffices, frees=frees)
 
+
+def _joined(case: Case, growth: Growth) -> tuple[Note, ...]:
+    """To make the whole first, where the request is as large as all that one line piled up: both
+    are in use when the parts are joined."""
+    rows = case.rows_at(max(growth.growers, key=lambda one: one.bytes).place)
+    (sizes,) = case.columns("size")
+    parts = sum(sizes[row] for row in rows)
+    if len(rows) < FEWEST or abs(case.failure.size - parts) > _JOINED * parts:
+        return ()
+    text = (
+        "allocate the whole once, before the loop, and copy each part into it as it comes "
+        "(whole[a:b] = part): joining the parts, as by torch.cat(), needs as much again:"
+    )
+    return (Note(text, case.place if case.stack else None),)
+
+
+# So much of it a request differs at most from the sum of the parts that it joins: rounding.
+_JOINED = 0.02
 
 # A chain of holders up to the container of many that grows.
 _CONTAINER = re.compile(r".*?\[…\]")
@@ -895,8 +914,8 @@ def kept_exceptions(case: Case, bill: Bill) -> Verdict | None:
     # A frame alone keeps all that it works on.
     names = dict.fromkeys(one.partition("[")[0] for one in kept)
     keepers = [one for one in names if " → " in one]
-    first = [(one, one.holder.partition("; ")[0].partition("[")[0]) for one in bill.lines]
-    held = [one for one, keeper in first if keeper in keepers]
+    begins = tuple(f"{one}{end}" for one in keepers for end in ("[", "; ", " → "))
+    held = [one for one in bill.lines if f"{one.holder}; ".startswith(begins)]
     nbytes = sum(one.bytes for one in held)
     if 2 * nbytes < max(case.room.allocated, 1):
         return None
@@ -1078,6 +1097,12 @@ _HOLDERS = (
         re.compile(r"\.lora_[A-Z]\w*\."),
         "delete each adapter where it goes out of use, model.delete_adapter(name) (in diffusers "
         "delete_adapters(name)): the layers keep every one that was added",
+    ),
+    (
+        re.compile(r"^frame GenerationMixin\.[^→]* → (scores|raw_logits|\w+_(attentions|states))"),
+        "call generate() without output_scores, output_logits, output_attentions and "
+        "output_hidden_states: it keeps these of every token; one forward pass on what was "
+        "generated, or on the prompt, has them for what is needed",
     ),
     (
         re.compile(rf" {LINKED}$"),
@@ -1386,16 +1411,17 @@ def too_large_a_step(case: Case, trials: Trials) -> Verdict | None:
         Note("An estimate, by what those before it needed at the same point and after it."),
     ]
     in_parts, remedy = _in_parts(case, trials)
+    bound = Note(
+        f"bound what varies from {demand.unit} to {demand.unit} (tokens, nodes or pixels of a "
+        f"batch, padding included), not just the batch: {share.text}",
+        case.place,
+    )
+    in_place = _in_place(case)
     advice = (
         *_of_request(case),
-        *_in_place(case),
         *_without_graph(case),
         *in_parts,
-        Note(
-            f"bound what varies from {demand.unit} to {demand.unit} (tokens, nodes or pixels of a "
-            f"batch, padding included), not just the batch: {share.text}",
-            case.place,
-        ),
+        *((bound, *in_place) if share.finishes else (*in_place, bound)),
         Note("sort by length, cut what is longest, or split the batch (accumulate)"),
         *_other_ways(trials),
     )
@@ -1434,21 +1460,20 @@ def new_holder(case: Case, trials: Trials) -> Verdict | None:
     message = f"{format_bytes(total)} was requested by lines that no earlier {demand.unit} had run"
     evidence = tuple(Note(f"{format_bytes(one.bytes)} by", one.place) for one in found[:3])
     advice: tuple[Note, ...]
-    chain = case.holder_of(first.place)
-    if chain:
+    chain, of_graph = case.holder_of(first.place), _of_a_running_pass(case, found, total)
+    if of_graph is not None:
+        caller = _call_of_modules(of_graph.stack) or of_graph.place
+        advice = (
+            Note("run it under torch.no_grad(), if no gradients are needed of it:", caller),
+            Note("else a smaller batch there:", of_graph.place),
+        )
+        remedy = Remedy("no_grad", place=of_graph.place, callers=of_graph.callers)
+    elif chain:
         advice = (
             *(_by_holder(chain) or (_let_go(case, first.place, False, chain),)),
             Note("or a smaller batch there"),
         )
         remedy = Remedy("release", place=first.place, callers=first.callers)
-    elif first.in_module and case.phase.name != "inference":
-        advice = (
-            Note(
-                "a smaller batch there; torch.no_grad() around it if no gradients are needed:",
-                first.place,
-            ),
-        )
-        remedy = Remedy("no_grad", place=first.place, callers=first.callers)
     elif call := _new_call(case, [one for one in found if one.bytes >= _TOLD_SHARE * total]):
         advice = (Note("call it on a part of its input at a time, or on a smaller batch:", call),)
         remedy = Remedy("smaller_step", place=call)
@@ -1460,6 +1485,16 @@ def new_holder(case: Case, trials: Trials) -> Verdict | None:
         remedy = Remedy("release", place=first.place, callers=first.callers)
     advice = (*_of_request(case), *_in_place(case), *advice)
     return Verdict("capacity", total, evidence, advice, message, True, remedy)
+
+
+def _of_a_running_pass(case: Case, found: Sequence[_New], total: int) -> _New | None:
+    """The line that holds most of what modules made, where that is most of it and hangs on the
+    graph of the pass that is running, which nobody keeps."""
+    of_modules = [one for one in found if one.in_module]
+    if case.phase.name != "forward" or 2 * sum(one.bytes for one in of_modules) < total:
+        return None
+    chain = case.holder_of(of_modules[0].place)
+    return of_modules[0] if not chain or "autograd graph" in chain else None
 
 
 def _new_call(case: Case, holders: Sequence[_New]) -> Place | None:
@@ -1538,6 +1573,10 @@ _ON_PAIRS = (
     "torch.utils.checkpoint where it is trained): then no tensor has them all:"
 )
 
+# Of a piece a function makes as much as this once more: operand, result and what they become.
+_OF_A_PIECE = 4
+_MOST_PIECES = 64
+
 # A request of a smaller part of what there is hardly is what a function works on.
 _LARGE_PART = 0.2
 
@@ -1552,15 +1591,20 @@ def _in_place(case: Case) -> tuple[Note, ...]:
     (sizes,) = case.columns("size")
     if any(sizes[row] == size for row in _rows_of(case, "activation")):
         return ()
-    text = "write the result over it (mul_(), div_(), out=), or do it in pieces:"
+    left = max(case.room.own_free + case.room.budget.headroom, 1)
+    pieces = min(1 << max((_OF_A_PIECE * size // left).bit_length(), 1), _MOST_PIECES)
+    text = (
+        f"do it in {pieces} pieces, each reduced to what is needed of it before the next, or write "
+        "the result over it (mul_(), div_(), out=)"
+    )
     held = next((one.bytes for one in case.holdings if one.place == case.place), 0)
     passing = case.said_of(case.place).startswith(IN_USE)
     if passing and 2 * held >= size:
-        return (Note(f"the line makes it from another that is as large: {text}", case.place),)
+        return (Note(f"the line makes it from another that is as large: {text}:", case.place),)
     for name, shape, dtype in _frame_tensors(case):
         if size - _ROUNDED < prod(shape) * _WIDTHS[dtype] <= size:
-            wide = "take a smaller dtype for both, or " if _WIDTHS[dtype] == _WIDEST else ""
-            return (Note(f"it is as large as {name} {shape} {dtype}: {wide}{text}", case.place),)
+            wide = ", or take a smaller dtype for both" if _WIDTHS[dtype] == _WIDEST else ""
+            return (Note(f"it is as large as {name} {shape} {dtype}: {text}{wide}:", case.place),)
     return ()
 
 

@@ -440,7 +440,7 @@ def test_holes_are_no_cause_where_a_function_makes_several_as_large(stack: str, 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "wide"), [("int64", "take a smaller dtype for both, or "), ("int32", "")]
+    ("dtype", "wide"), [("int64", ", or take a smaller dtype for both:"), ("int32", ":")]
 )
 def test_a_larger_step_is_told_what_its_request_is_as_large_as(dtype: str, wide: str) -> None:
     recording = Recording()
@@ -453,9 +453,9 @@ def test_a_larger_step_is_told_what_its_request_is_as_large_as(dtype: str, wide:
     count = 160 * MIB // (8 if dtype == "int64" else 4)
     (first, *_) = explained(recording, tensors=(f"guess: ({count}) {dtype}",)).verdicts
     assert first.message.startswith("this step needs")
-    assert first.advice[0].text.startswith(
-        f"it is as large as guess ({count},) {dtype}: {wide}write"
-    )
+    text = first.advice[0].text
+    assert text.startswith(f"it is as large as guess ({count},) {dtype}: do it in 64 pieces")
+    assert text.endswith(f"out=){wide}")
 
 
 def test_shapes_that_broadcast_to_less_than_the_request_are_not_told() -> None:
@@ -530,6 +530,17 @@ def test_request_for_a_square_is_told(side: int, tensors: tuple[str, ...], is_to
     recording.oom(-(-side * side * 4 // 512) * 512 / MIB, device_free=0, stack="program")
     (first, *_) = explained(recording, tensors=tensors).verdicts
     assert (f"{side:,} x {side:,} elements" in first.advice[0].text) is is_told
+
+
+@pytest.mark.parametrize(("held", "is_told"), [(20, True), (12, False)])
+def test_parts_that_are_joined_are_to_be_written_into_the_whole(held: int, is_told: bool) -> None:
+    """Each round keeps a part, and the request behind them is as large as all of them, or not."""
+    recording = Recording()
+    steps_of(recording, [10] * 20, keep=10)
+    recording.oom(held * 10, device_free=0, stack="program")
+    (first, *_) = explained(recording).verdicts
+    assert first.kind == "leak"
+    assert first.advice[0].text.startswith("allocate the whole once") is is_told
 
 
 def test_what_hangs_on_one_reference_is_to_be_cut_there() -> None:

@@ -535,6 +535,29 @@ def test_views_without_losses_of_their_own_are_no_parts() -> None:
     assert not any("on the loss of each part" in note.text for note in first.advice)
 
 
+def test_evaluation_with_a_graph_is_to_run_without_one() -> None:
+    def program() -> None:
+        one = model()
+        optimizer = torch.optim.SGD(one.parameters(), lr=1e-3)
+        for _ in range(8):
+            part_loss(one, 256).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for _ in range(4):
+            evaluated(one)
+
+    def evaluated(one: Any) -> Any:
+        one.append(torch.nn.Sigmoid())
+        return one(batch(8192)).square().mean()
+
+    first = ran_out(program, 110)
+    assert first.remedy is not None
+    assert (first.kind, first.remedy.action) == ("capacity", "no_grad")
+    assert first.advice[0].text.startswith("run it under torch.no_grad()")
+    assert first.advice[0].place is not None
+    assert first.advice[0].place.function == "evaluated"
+
+
 def test_loop_of_a_library_is_not_to_be_cut_by_the_program(library: Any) -> None:
     one: list[Any] = []
 
@@ -746,6 +769,7 @@ def test_more_of_what_is_made_anew_is_a_cause(
             "a few calls at a time",
         ),
         ("distance_bias (lru_cache)", "bound the cache"),
+        ("frame GenerationMixin._sample (utils.py:3) → scores", "call generate() without"),
         ("frame main (a.py:1) → unet.down[0].lora_A.tenant16.weight", "delete each adapter"),
         ("a value in use or C code → method write → self → .model.weight", "unregister"),
         ("frame main (a.py:1) → optimizer.state → key", "make a new optimizer"),
@@ -793,6 +817,11 @@ def test_kept_exceptions_are_named_by_what_keeps_them() -> None:
     facts = replace(facts, holders=(*facts.holders[:-1], (str(lines[-1].place), of_one)))
     first = neutracer.explain(snap, facts=facts).verdicts[0]
     assert first.message.startswith("leak: exceptions that are kept hold up to")
+    assert first.advice[0].text.endswith(f"; held by {chain}")
+    # Of a list of one thing each its position is not said.
+    by_name = of_one.replace("[…]", "")
+    of_all = replace(CLEAN, holders=tuple((str(one.place), by_name) for one in lines))
+    first = neutracer.explain(snap, facts=of_all).verdicts[0]
     assert first.advice[0].text.endswith(f"; held by {chain}")
     # A frame that an exception hangs on by itself keeps all that it works on, too.
     of_a_frame = "frame main (a.py:1) → exception → traceback → frame attempt"
