@@ -196,7 +196,8 @@ def fragmentation(case: Case, trials: Trials) -> Verdict | None:
         count = format_count(advice.tried, "other allocator setting")
         evidence.append(Note(f"{count}: under none does it go on (replayed)."))
     steps = advice.notes if suffices else ()
-    gone = () if suffices or not trials.works else _gone_between(case, pins, free)
+    is_of_layout = trials.works and not suffices and not case.has_outgrown
+    gone = _gone_between(case, pins, free) if is_of_layout else ()
     if gone and trials.one_at_a_time(gone).passes:
         suffices = True
         steps = (_not_all_at_once(case, gone),)

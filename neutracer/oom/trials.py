@@ -25,7 +25,7 @@ from neutracer.trace.snapshot import Snapshot
 from neutracer.trace.stacks import NONE
 from neutracer.units import format_share
 from neutracer.whatif.replaying import Replayer
-from neutracer.whatif.savings import changes_of
+from neutracer.whatif.savings import Wanted, changes_of
 
 #: What a change costs the user, the cheapest first: a setting of the allocator, an edit of a line,
 #: a smaller step, more memory.
@@ -560,7 +560,7 @@ class Trials:
         and its trial."""
         tried = []
         for wanted in changes_of(self._case.snap, self._case.timeline, 1):
-            if wanted.kind.startswith("zero_"):
+            if wanted.kind.startswith("zero_") or not self._could_pass(wanted):
                 continue
             sizes = wanted.sizes[:]
             sizes[self._event] = self._sizes_as_made[self._event]
@@ -568,6 +568,19 @@ class Trials:
             change = Change(wanted.message, cost, sizes=sizes, ends=wanted.ends)
             tried.append((wanted.advice, self.run(change)))
         return tried
+
+    def _could_pass(self, wanted: Wanted) -> bool:
+        """Whether the request would have room if no byte were lost to holes: blocks in use that the
+        change makes smaller, or frees, give no more than that."""
+        case, ends = self._case, wanted.ends
+        made, asked, sizes = case.columns("alloc_event", "requested_size", "size")
+        spared = 0
+        for row in case.live_rows:
+            if (event := made[row]) >= 0:
+                is_freed = ends is not None and 0 <= ends[event] < self._event
+                before = asked[row] or sizes[row]
+                spared += sizes[row] if is_freed else max(before - wanted.sizes[event], 0)
+        return case.room.allocated - spared + case.failure.size <= case.usable
 
 
 def _nearest(sizes: Sequence[int], size: int) -> int:
