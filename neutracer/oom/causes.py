@@ -1016,7 +1016,7 @@ def _held_by(case: Case, place: Place) -> tuple[Note, ...]:
 def _let_go(case: Case, place: Place, of_modules: bool, chain: str) -> Note:
     """What to do with what is kept: by its holder, which is where to edit, where it is known; else
     by the line that makes it. Activations of a program that trains hang on a graph."""
-    text = "drop what is no longer needed, move it to the CPU, or keep numbers (loss.item())"
+    text = "drop what is no longer needed, move it to the CPU, or keep it in a smaller dtype"
     trains = case.timeline.passes.backward or case.phase.name == "forward"
     has_graph = of_modules and trains
     if "autograd graph" in chain or (not chain and has_graph):
