@@ -1776,10 +1776,31 @@ def first_state(case: Case) -> Verdict | None:
     advice = (
         *((_free_a_copy(case, twice),) if twice else ()),
         Note(f"or {less}" if twice else less),
+        *_sparse(case),
         Note("gradients and state stay from here on: what a step needs comes on top of them"),
     )
     remedy = Remedy("shard_state", place=case.place)
     return Verdict("capacity", state, tuple(evidence), advice, message, True, remedy)
+
+
+# So few parameters that have most of the bytes are tables rather than layers.
+_TABLES = 4
+_OF_TABLES = 0.8
+
+
+def _sparse(case: Case) -> tuple[Note, ...]:
+    """To make gradients of the rows that a batch looks up, where few parameters have most bytes."""
+    (sizes,) = case.columns("size")
+    parameters = sorted((sizes[row] for row in _rows_of(case, "parameter")), reverse=True)
+    most = sum(parameters[:_TABLES])
+    if len(parameters) <= _TABLES or most < _OF_TABLES * sum(parameters):
+        return ()
+    text = (
+        f"or, if the largest parameters ({format_bytes(most)}) are tables: "
+        "nn.Embedding(sparse=True) and torch.optim.SparseAdam for them, which make no gradient of "
+        "rows that a batch does not look up"
+    )
+    return (Note(text),)
 
 
 def too_little(case: Case, trials: Trials) -> Verdict:

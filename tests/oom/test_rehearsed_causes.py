@@ -840,6 +840,30 @@ def a_first_step_by_adam() -> None:
     optimizer.step()
 
 
+def a_first_step_on_tables() -> None:
+    tables = [torch.nn.Embedding(40_000, 64) for _ in range(2)]
+    one = torch.nn.ModuleList([*tables, *(torch.nn.Linear(64, 64) for _ in range(3))]).cuda()
+    optimizer = torch.optim.Adam(one.parameters())
+    rows = torch.randint(0, 40_000, (256,), device="cuda")
+    state = tables[0](rows) + tables[1](rows)
+    for layer in one[2:]:
+        state = layer(state)
+    state.square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("program", "mib", "is_told"),
+    [(a_first_step_on_tables, 140, True), (a_first_step_by_adam, 200, False)],
+)
+def test_tables_may_have_gradients_of_a_few_rows(
+    program: Callable[[], None], mib: int, is_told: bool
+) -> None:
+    first = ran_out(program, mib)
+    assert "makes its state" in first.message
+    assert any("SparseAdam" in note.text for note in first.advice) is is_told
+
+
 @pytest.mark.parametrize(("mib", "said"), [(200, "less state"), (258, "foreach=False")])
 def test_state_is_the_cause_where_it_leaves_no_room_for_a_step(mib: int, said: str) -> None:
     """Parameters and gradients take 64 MiB, as much as the state, workspaces and a pass 130."""
