@@ -196,11 +196,9 @@ def fragmentation(case: Case, trials: Trials) -> Verdict | None:
         count = format_count(advice.tried, "other allocator setting")
         evidence.append(Note(f"{count}: under none does it go on (replayed)."))
     steps = advice.notes if suffices else ()
-    is_of_layout = trials.works and not suffices and not case.has_outgrown
-    gone = _gone_between(case, pins, free) if is_of_layout else ()
-    if gone and trials.one_at_a_time(gone).passes:
-        suffices = True
-        steps = (_not_all_at_once(case, gone),)
+    gone = () if suffices else _gone_between(case, trials, pins, free)
+    if gone:
+        suffices, steps = True, (_not_all_at_once(case, gone),)
     elif pins and pins[0].place is not None:
         steps += (
             Note(
@@ -238,11 +236,11 @@ def _would_double(case: Case, free: int) -> bool:
     return free + case.room.budget.headroom >= sum(sizes[row] for row in live) + case.failure.size
 
 
-def _gone_between(case: Case, pins: Sequence[Note], free: int) -> tuple[int, ...]:
+def _gone_between(case: Case, trials: Trials, pins: Sequence[Note], free: int) -> tuple[int, ...]:
     """The blocks of one line, in the order in which they were made, that were in use while more
     than one of those that keep segments were made, and are gone; () where they would not fill half
-    of what is free."""
-    if not case.has_trace or not pins or pins[0].place is None:
+    of what is free, or the request fails with one of them at a time, too."""
+    if not trials.works or case.has_outgrown or not pins or pins[0].place is None:
         return ()
     made, freed, sizes = case.columns("alloc_event", "free_event", "size")
     kept = [made[row] for row in case.rows_at(pins[0].place)]
@@ -253,7 +251,8 @@ def _gone_between(case: Case, pins: Sequence[Note], free: int) -> tuple[int, ...
             by_line[case.timeline.place_of_allocation(row)].append(row)
     by_line.pop(pins[0].place, None)
     most = max(by_line.values(), key=lambda rows: sum(sizes[row] for row in rows), default=[])
-    return tuple(most) if 2 * sum(sizes[row] for row in most) >= free else ()
+    is_most = 2 * sum(sizes[row] for row in most) >= free
+    return tuple(most) if is_most and trials.one_at_a_time(most).passes else ()
 
 
 def _not_all_at_once(case: Case, rows: Sequence[int]) -> Note:
@@ -262,7 +261,7 @@ def _not_all_at_once(case: Case, rows: Sequence[int]) -> Note:
     return Note(
         "let go of each before the next one is made, or keep them on the CPU: "
         f"{format_count(len(rows), 'block')} of {size} in all are gone, and what was made between "
-        "them holds their segments. Else the request succeeds (replayed):",
+        "them holds their segments; one at a time, the request succeeds (replayed):",
         case.timeline.place_of_allocation(rows[0]),
     )
 
