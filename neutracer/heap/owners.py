@@ -220,6 +220,8 @@ _SECOND_SHARE = 0.25
 # Of a line's blocks so many have the same beginning of their paths, where that is said in place of
 # paths that differ.
 _LINKED_SHARE = 0.75
+# And one of so many at least goes through an attribute of one name twice.
+_NO_ACCIDENT = 8
 
 #: What a chain ends with that leads to different blocks by different ways.
 LINKED = "→ …"
@@ -396,7 +398,7 @@ def _said(blocks: Sequence[Sequence[Found | None]], too_large: bool, slices: str
         if not rank or count >= _SECOND_SHARE * len(blocks)
     ]
     linked = _linked([names for each in alike.values() for names in each], len(blocks))
-    if linked and 2 * max(counts.values()) < len(blocks):
+    if linked and max(counts.values()) < _LINKED_SHARE * len(blocks):
         return f"{linked} {LINKED}"
     texts = []
     for one in shown:
@@ -415,7 +417,7 @@ def _linked(paths: Sequence[tuple[_Name, ...]], count: int) -> str:
     """What most of `count` blocks hang on whose objects refer to each other, as those of a tree do:
     the longest beginning that so many of their paths have alike, up to where a name comes again;
     "" where none does."""
-    if 2 * sum(map(_comes_again, paths)) < count:
+    if _NO_ACCIDENT * sum(map(_comes_again, paths)) < count:
         return ""
     begun: Counter[tuple[_Name, ...]] = Counter()
     for names in map(_shape, paths):
@@ -423,7 +425,7 @@ def _linked(paths: Sequence[tuple[_Name, ...]], count: int) -> str:
     most = [
         names
         for names, times in begun.items()
-        if times >= _LINKED_SHARE * count and not _comes_again(names)
+        if times >= _LINKED_SHARE * count and not names[-1].index and not _comes_again(names)
     ]
     return _with_arrows(max(most, key=len, default=()))
 

@@ -252,7 +252,7 @@ def _gone_between(case: Case, trials: Trials, pins: Sequence[Note], free: int) -
     by_line.pop(pins[0].place, None)
     most = max(by_line.values(), key=lambda rows: sum(sizes[row] for row in rows), default=[])
     is_most = 2 * sum(sizes[row] for row in most) >= free
-    return tuple(most) if is_most and trials.one_at_a_time(most).passes else ()
+    return tuple(most) if is_most and trials.one_at_a_time(most) else ()
 
 
 def _not_all_at_once(case: Case, rows: Sequence[int]) -> Note:
@@ -790,6 +790,81 @@ def left_behind(case: Case) -> Verdict | None:
     return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
 
 
+def outlived(case: Case) -> Verdict | None:
+    """What modules and autograd made in the last steps that is still there after more backward
+    passes than in the steps before: something keeps its graph."""
+    kept = _outliving(case)
+    sizes, at = case.columns("size", "address")
+    nbytes = sum(sizes[row] for row in kept)
+    if nbytes < max(least_worth(case.failure.size), LEAST_CURE * case.usable):
+        return None
+    by_line: Counter[Place] = Counter()
+    for row in kept:
+        by_line[case.timeline.place_of_allocation(row)] += sizes[row]
+    evidence = tuple(
+        Note(f"{format_bytes(size)} of it by", place) for place, size in by_line.most_common(_TOLD)
+    )
+    places = [place for place, _ in by_line.most_common(_TOLD)]
+    place, chain = places[0], next(filter(None, map(case.holder_of, places)), "")
+    text = (
+        "keep no graph from pass to pass: detach() what is kept, keep numbers (loss.item()), and "
+        "pass create_graph=True only where a gradient is differentiated again"
+    )
+    advice = (Note(f"{text}, in {chain}") if chain else Note(f"{text}:", place),)
+    message = f"leak: {format_bytes(nbytes)} outlived the backward passes that free such blocks"
+    frees, remedy = frozenset(at[row] for row in kept), Remedy("release", place=place)
+    return _kept("leak", case, frees, nbytes, evidence, advice, message, remedy)
+
+
+def _outliving(case: Case) -> list[int]:
+    """The rows of the last steps' blocks in use that more backward passes have ended over than over
+    nearly all that the steps before made in the same role; none where modules made none of them."""
+    if case.rounds is None or len(case.rounds.begins) <= FEWEST:
+        return []
+    made, freed, sizes = case.columns("alloc_event", "free_event", "size")
+    role, begins = case.timeline.passes.role, case.rounds.begins
+    ends = [end for _, end in case.timeline.passes.backward]
+    since = begins[-min(_LAST, len(begins) // 2)]
+    passes: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    for row in range(bisect_left(made, begins[0]), bisect_left(made, since)):
+        # What stays, as a workspace does, is there after every pass.
+        if 0 <= freed[row] < case.at:
+            over = bisect_right(ends, freed[row]) - bisect_right(ends, made[row])
+            passes[role[made[row]]][over] += sizes[row]
+    usual = {int(of): _usual(passes[of]) for of in _OF_A_PASS if passes[of]}
+    over = bisect_right(ends, case.at)
+    kept = [
+        row
+        for row in case.live_rows
+        if made[row] >= since
+        and role[made[row]] in usual
+        and over - bisect_right(ends, made[row]) > usual[role[made[row]]]
+    ]
+    # A gradient that is never dropped is there after every pass, too.
+    of_modules = [at for at, row in enumerate(kept) if role[made[row]] == Role.MODULE]
+    return kept[of_modules[0] :] if of_modules else []
+
+
+def _usual(passes: Counter[int]) -> int:
+    """The fewest passes that nearly all bytes outlive no more of."""
+    before, total = 0, passes.total()
+    for count in sorted(passes):
+        before += passes[count]
+        if before >= _NEARLY_ALL * total:
+            return count
+    return max(passes)
+
+
+# An output or a loss is kept by its name until the next one takes it.
+_NEARLY_ALL = 0.9
+
+# Steps that may do something else than those before them.
+_LAST = 4
+
+# What modules and autograd make, which a backward pass frees.
+_OF_A_PASS = (Role.MODULE, Role.BACKWARD)
+
+
 def _left_rows(case: Case, begins: Sequence[int]) -> list[int]:
     """The allocations in use that are older than the step before the failing one, of stacks most
     of whose blocks are freed by the end of the step after theirs.
@@ -1283,10 +1358,9 @@ def parts_of(case: Case) -> Parts | None:
         if numbers:
             losses.append(numbers[-1])
             common = _shared(common, case.snap.stacks[numbers[-1]][::-1])
-    own = [frame for frame in common if is_own(frame)]
-    loop = common[: common.index(own[-1]) + 1][::-1] if own else ()
-    if len(losses) + 1 < _FEWEST_PARTS or not own or own[-1] != common[-1]:
+    if len(losses) + 1 < _FEWEST_PARTS or not common or not is_own(common[-1]):
         return None
+    loop = common[::-1]
     return Parts(place_of(loop), callers_of(loop), len(losses) + 1, frozenset(losses))
 
 
@@ -1303,9 +1377,16 @@ def _has_loss(case: Case, row: int) -> bool:
 
 
 def _shared(one: Sequence[Frame], other: Sequence[Frame]) -> Sequence[Frame]:
-    """The frames that two stacks, outermost first, begin with alike, outside of all modules."""
-    alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-    return [frame for frame, _ in takewhile(lambda pair: not _is_a_call(pair[0]), alike)]
+    """The frames that two stacks, outermost first, begin with alike, outside of all modules; the
+    last one may be at two lines of one function, of which it is the second."""
+    shared: list[Frame] = []
+    for left, right in zip(one, other, strict=False):
+        if _is_a_call(left) or (left.filename, left.name) != (right.filename, right.name):
+            break
+        shared.append(right)
+        if left != right:
+            break
+    return shared
 
 
 def _is_a_call(frame: Frame) -> bool:
@@ -1317,7 +1398,7 @@ def _in_parts(case: Case, trials: Trials) -> tuple[tuple[Note, ...], Remedy | No
     parts = parts_of(case)
     if parts is None:
         return (), None
-    if trials.works and not trials.in_parts(parts.losses).passes:
+    if trials.works and not trials.in_parts(parts.losses):
         return (), None
     text = (
         "call backward() on the loss of each part in the loop, not on the sum of all: the "
@@ -1792,7 +1873,7 @@ def _sparse(case: Case) -> tuple[Note, ...]:
     (sizes,) = case.columns("size")
     parameters = sorted((sizes[row] for row in _rows_of(case, "parameter")), reverse=True)
     most = sum(parameters[:_TABLES])
-    if len(parameters) <= _TABLES or most < _OF_TABLES * sum(parameters):
+    if most < _OF_TABLES * sum(parameters) or not most:
         return ()
     text = (
         f"or, if the largest parameters ({format_bytes(most)}) are tables: "
@@ -2376,9 +2457,8 @@ def verdicts_of(case: Case, bill: Bill, trials: Trials) -> tuple[Verdict, ...]:
         exceptions = kept_exceptions(case, bill)
         candidates += [made_again(case), young_pile(case, bill), exceptions or kept_by_one(case)]
         # That it is in the way only a replay can say: blocks may well live for some steps.
-        late = left_behind(case) if trials.works else None
-        if late is not None and _tried(trials, case, late).finishes:
-            candidates.append(late)
+        late = (left_behind(case), outlived(case)) if trials.works else ()
+        candidates += [one for one in late if one and _tried(trials, case, one).finishes]
     found = [one for one in candidates if one is not None]
     state = first_state(case)
     if state is not None:

@@ -187,6 +187,10 @@ class Trials:
         )
         return min(tries, key=lambda one: (one.passes, one.rounds))
 
+    def _helps(self, change: Change) -> bool:
+        """Whether a change passes, which then is one of the trials."""
+        return self._passes(change) and self.run(change).passes
+
     def _passes(self, change: Change) -> bool:
         """`Trial.passes`, where it isn't asked what the change needs."""
         program = self._program(change)
@@ -437,9 +441,9 @@ class Trials:
             ends[made[row]] = max(end - 2, made[row])
         return self.run(Change(text, "line", ends=ends)) if rows else None
 
-    def in_parts(self, stacks: Collection[int]) -> Trial:
-        """What modules make in a part of a step, and would be freed in the step, freed where one
-        of some stacks makes the part's loss."""
+    def in_parts(self, stacks: Collection[int]) -> bool:
+        """Whether it goes on with what modules make in a part of a step, and would be freed in the
+        step, freed where one of some stacks makes the part's loss."""
         case, role = self._case, self._case.timeline.passes.role
         rows = case.columns("alloc_event", "free_event", "stack")
         begins = case.rounds.begins if case.rounds is not None else ()
@@ -452,18 +456,18 @@ class Trials:
             is_of_a_part = made >= 0 and role[made] == Role.MODULE and freed <= last
             if is_of_a_part and after < len(losses) and losses[after] < freed:
                 ends[made] = losses[after]
-        return self.run(Change("backward() on the loss of each part", "line", ends=ends))
+        return self._helps(Change("backward() on the loss of each part", "line", ends=ends))
 
-    def one_at_a_time(self, rows: Sequence[int]) -> Trial:
-        """Each of a line's blocks, by their rows in the order in which they were made, freed where
-        the next one is made."""
+    def one_at_a_time(self, rows: Sequence[int]) -> bool:
+        """Whether it goes on with each of a line's blocks, by their rows in the order in which they
+        were made, freed where the next one is made."""
         (made,) = self._case.columns("alloc_event")
         ends = array("i", [-1]) * len(self._case.timeline)
         for row, following in pairwise(rows):
             ends[made[row]] = made[following] - 1
         place = self._case.timeline.place_of_allocation(rows[0])
         text = f"{place.filename}:{place.line} keeps one at a time"
-        return self.run(Change(text, "line", ends=ends))
+        return self._helps(Change(text, "line", ends=ends))
 
     def bounded(self, text: str) -> Trial | None:
         """What is made anew, larger or more of it each time, kept as it was at first; None: nothing

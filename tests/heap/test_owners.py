@@ -71,6 +71,22 @@ PROGRAMS = {
         """,
         "game.root.before → …",
     ),
+    "trees of which most is in the first level": (
+        """
+        class Node:
+            def __init__(self): self.children, self.latent = {}, zeros()
+        class Move:
+            def __init__(self, root): self.root = root
+        history = []
+        for _ in range(2):
+            root = Node()
+            root.children = {action: Node() for action in range(6)}
+            for child in list(root.children.values())[:3]: child.children = {0: Node()}
+            history.append(Move(root))
+        del root, child
+        """,
+        "history[…].root.children → …",
+    ),
     "a class attribute": (
         """
         class Server: sessions = {}

@@ -535,6 +535,39 @@ def test_views_without_losses_of_their_own_are_no_parts() -> None:
     assert not any("on the loss of each part" in note.text for note in first.advice)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+@pytest.mark.parametrize("keeps", [True, False])
+def test_graphs_that_outlive_their_pass_are_kept_by_something(
+    keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forces are gradients; a training step differentiates them again, an evaluation does not.
+
+    Its passes are steps of their own here, and those that come again keep theirs: the replay's word
+    is not asked.
+    """
+    trusted = lambda trials, case, one: replace(one, finishes=one.kind == "leak")  # noqa: E731
+    monkeypatch.setattr("neutracer.oom.causes._tried", trusted)
+
+    def forces(one: Any, rows: int) -> Any:
+        state = batch(rows).requires_grad_()
+        (found,) = torch.autograd.grad(one(state).square().sum(), state, create_graph=True)
+        return found
+
+    def program() -> None:
+        one = model()
+        optimizer = torch.optim.SGD(one.parameters(), lr=1e-3)
+        for _ in range(10):
+            forces(one, 2048).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        predicted = [forces(one, 2048) if keeps else forces(one, 2048).detach() for _ in range(8)]
+        torch.cat(predicted) if keeps else forces(one, 16_384)
+
+    first = ran_out(program, 200)
+    assert first.message.endswith("that free such blocks") is keeps
+    assert first.advice[0].text.startswith("keep no graph from pass to pass") is keeps
+
+
 def test_evaluation_with_a_graph_is_to_run_without_one() -> None:
     def program() -> None:
         one = model()
