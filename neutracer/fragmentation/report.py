@@ -220,7 +220,7 @@ def room_of(snap: Snapshot, device: int) -> tuple[int, bool]:
     known = facts.limit_bytes or facts.device_total_bytes
     timeline = snap.timeline(device)
     failed, retries = timeline.facts["oom_count"], timeline.facts["retries"]
-    is_caught = are_caught(snap.beside)
+    is_caught = are_caught(snap.beside, device)
     is_short = (failed and not is_caught) or (retries - failed) * _SELDOM > len(timeline)
     least = max(timeline.peak("reserved").bytes, _LEAST_DEVICE)
     return known or least, bool(known) and not is_short

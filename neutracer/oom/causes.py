@@ -1225,7 +1225,7 @@ def _by_holder(held: str) -> tuple[Note, ...]:
 
 def _call_of_modules(stack: Sequence[Frame]) -> Place | None:
     """The program's own line outside of all modules that called the outermost of them."""
-    return _call_outside(stack, lambda frame: frame.name == "_call_impl")
+    return _call_outside(stack, _is_a_call)
 
 
 def _call_outside(stack: Sequence[Frame], is_inside: Callable[[Frame], bool]) -> Place | None:
@@ -1663,8 +1663,8 @@ _LARGE_PART = 0.2
 
 
 def _in_place(case: Case) -> tuple[Note, ...]:
-    """To write a result over what it is made from, where the request is as large as an operand of
-    the program's own line that no graph needs."""
+    """To work in pieces, or over what a result is made from, where the request is as large as an
+    operand of the program's own line that no graph needs."""
     size = case.failure.size
     is_own_line = bool(case.stack) and is_own(case.stack[0]) and not _call_of_modules(case.stack)
     if not case.has_trace or not is_own_line or size < _LARGE_PART * case.usable:
@@ -2023,8 +2023,9 @@ def _of_library(case: Case, stack: Sequence[Frame]) -> str:
 def _of_iterations(case: Case) -> str:
     """How many iterations LBFGS keeps, and half as many, which leaves room for a step's peak."""
     sizes, stacks = case.columns("size", "stack")
-    by_stack = {code: _signature(case.snap.stacks[code]) for code in set(stacks) - {NONE}}
-    held = Counter(sizes[row] for row in case.live_rows if by_stack.get(stacks[row]) == _ON_LBFGS)
+    in_use = {stacks[row] for row in case.live_rows} - {NONE}
+    of_lbfgs = {code for code in in_use if _signature(case.snap.stacks[code]) == _ON_LBFGS}
+    held = Counter(sizes[row] for row in case.live_rows if stacks[row] in of_lbfgs)
     vectors = held[max(held, key=lambda size: size * held[size])] if held else 0
     kept = vectors // 2
     return f"; it has {kept} by now, and history_size={kept // 2} keeps half" if kept > 1 else ""
@@ -2457,8 +2458,12 @@ def verdicts_of(case: Case, bill: Bill, trials: Trials) -> tuple[Verdict, ...]:
         exceptions = kept_exceptions(case, bill)
         candidates += [made_again(case), young_pile(case, bill), exceptions or kept_by_one(case)]
         # That it is in the way only a replay can say: blocks may well live for some steps.
-        late = (left_behind(case), outlived(case)) if trials.works else ()
-        candidates += [one for one in late if one and _tried(trials, case, one).finishes]
+        late, graphs = (left_behind(case), outlived(case)) if trials.works else (None, None)
+        if late is not None and _tried(trials, case, late).finishes:
+            candidates.append(late)
+        # What no step before it is like can only be replayed up to the request.
+        if graphs is not None and _tried(trials, case, graphs).finishes is not False:
+            candidates.append(graphs)
     found = [one for one in candidates if one is not None]
     state = first_state(case)
     if state is not None:

@@ -252,9 +252,10 @@ def facts_at(beside: Beside, time_us: int | None) -> OomFacts | None:
     return min(timed, key=lambda one: abs((one.time_us or 0) - time_us)).filled()
 
 
-def are_caught(beside: Beside) -> bool:
-    """Whether the JSON beside a snapshot has failures, of which a library caught each one."""
-    return bool(beside.ooms) and all(one.get("raised") is False for one in beside.ooms)
+def are_caught(beside: Beside, device: int) -> bool:
+    """Whether the JSON beside a snapshot has failures of a device, and a library caught each."""
+    raised = [one.get("raised") for one in beside.ooms if one.get("device") == device]
+    return bool(raised) and all(one is False for one in raised)
 
 
 def with_room(facts: OomFacts, room: DeviceRoom | None) -> OomFacts:

@@ -582,8 +582,9 @@ class Trials:
         for row in case.live_rows:
             if (event := made[row]) >= 0:
                 is_freed = ends is not None and 0 <= ends[event] < self._event
-                before = asked[row] or sizes[row]
-                spared += sizes[row] if is_freed else max(before - wanted.sizes[event], 0)
+                after = 0 if is_freed else wanted.sizes[event]
+                # A block is larger than its request, and may be no longer.
+                spared += max(sizes[row] - after, 0) if after < asked[row] else 0
         return case.room.allocated - spared + case.failure.size <= case.usable
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 from types import FrameType
@@ -238,7 +238,7 @@ def _tensors(frame: FrameType | None) -> tuple[str, ...]:
 def _tensor_texts(variables: dict[str, Any]) -> tuple[str, ...]:
     texts: list[str] = []
     try:
-        for name, value in (*variables.items(), *_items_of(variables)):
+        for name, value in chain(list(variables.items()), _items_of(variables)):
             text = _tensor_text(name, value)
             if text and len(texts) < _MOST_TENSORS:
                 texts.append(text)
@@ -250,11 +250,11 @@ def _tensor_texts(variables: dict[str, Any]) -> tuple[str, ...]:
 
 def _items_of(variables: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The first items of the lists, tuples and dicts among variables, by the names they have."""
-    for name, value in variables.items():
+    for name, value in list(variables.items()):
         if type(value) in (list, tuple):
             yield from ((f"{name}[{at}]", one) for at, one in enumerate(value[:_MOST_TENSORS]))
         elif type(value) is dict:
-            some = islice(value.items(), _MOST_TENSORS)
+            some = list(islice(value.items(), _MOST_TENSORS))
             yield from ((f'{name}["{key}"]', one) for key, one in some if _is_name(key))
 
 

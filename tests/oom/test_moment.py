@@ -8,8 +8,11 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 import neutracer
-from neutracer.oom.watch import python_stack
+from neutracer.heap.cycles import prepare_heap
+from neutracer.oom.watch import _tensor_texts, python_stack
 from neutracer.recording.program import run_program
 
 PROGRAM = """
@@ -60,3 +63,20 @@ def test_own_frames_stay_where_nothing_else_is() -> None:
 
     (row,) = python_stack(Frame())  # type: ignore[arg-type]
     assert row[1:] == (7, "<module>")
+
+
+def test_items_of_a_function_are_tensors_of_it_too() -> None:
+    torch = pytest.importorskip("torch")
+    variables = {
+        "points": torch.zeros(4, 1),
+        "batch": {"x": torch.zeros(3), 7: torch.zeros(5), "not a name": torch.zeros(6)},
+        "initial": (torch.zeros(2), 1.0),
+        "count": 3,
+    }
+    prepare_heap()
+    # Variables first, then what is in them.
+    assert _tensor_texts(variables) == (
+        "points: (4, 1) float32",
+        'batch["x"]: (3,) float32',
+        "initial[0]: (2,) float32",
+    )
