@@ -824,21 +824,23 @@ def _outliving(case: Case) -> list[int]:
     made, freed, sizes = case.columns("alloc_event", "free_event", "size")
     role, begins = case.timeline.passes.role, case.rounds.begins
     ends = [end for _, end in case.timeline.passes.backward]
-    since = begins[-min(_LAST, len(begins) // 2)]
+    since, over = begins[-min(_LAST, len(begins) // 2)], bisect_right(ends, case.at)
+    outlive = {
+        row: over - bisect_right(ends, made[row])
+        for row in case.live_rows
+        if made[row] >= since and role[made[row]] in _OF_A_PASS
+    }
+    if not any(outlive.values()):
+        return []
     passes: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for row in range(bisect_left(made, begins[0]), bisect_left(made, since)):
         # What stays, as a workspace does, is there after every pass.
         if 0 <= freed[row] < case.at:
-            over = bisect_right(ends, freed[row]) - bisect_right(ends, made[row])
-            passes[role[made[row]]][over] += sizes[row]
-    usual = {int(of): _usual(passes[of]) for of in _OF_A_PASS if passes[of]}
-    over = bisect_right(ends, case.at)
+            times = bisect_right(ends, freed[row]) - bisect_right(ends, made[row])
+            passes[role[made[row]]][times] += sizes[row]
+    usual = {of: _usual(passes[of]) for of in _OF_A_PASS if passes[of]}
     kept = [
-        row
-        for row in case.live_rows
-        if made[row] >= since
-        and role[made[row]] in usual
-        and over - bisect_right(ends, made[row]) > usual[role[made[row]]]
+        row for row, times in outlive.items() if times > usual.get(Role(role[made[row]]), len(ends))
     ]
     # A gradient that is never dropped is there after every pass, too.
     of_modules = [at for at, row in enumerate(kept) if role[made[row]] == Role.MODULE]
